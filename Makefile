@@ -186,7 +186,7 @@ dist: .venv/installed
 
 proto: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt grpcio-tools==1.75.1
-	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
+	PYTHON=$(CURDIR)/$(BIN)/python sh engine/model/config/generate.sh
 
 # The public names of engine/__init__.py, for type checkers.
 stub: .venv/installed

@@ -189,8 +189,8 @@ setup(
     package_data={
         "penstock": ["py.typed", "*.pyi"],
         "penstock.bench": ["*.pyi"],
-        "penstock.cli.pages": ["*.html"],
-        "penstock.config": ["*.proto", "*.pyi"],
+        "penstock.contrib.pages": ["*.html"],
+        "penstock.model.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
         "penstock.pyx.keys": ["*.pyi"],
     },

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from penstock.base.errors import UsageError
 from penstock.bench.contestants import SLOTS
 from penstock.bench.distributions import reused, uniform, zipf
 from penstock.bench.workloads import STEP_ROWS, WORKLOADS, TableSize, Workload, make, one_table, with_batches_of
-from penstock.errors import UsageError
 
 KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay", "doput", "dynamic")
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)

@@ -30,25 +30,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from penstock.base.integrations import KERNELS
+from penstock.base.threads import ThreadTeam
 from penstock.bench import device_runs
 from penstock.bench.device_cases import optimizers
 from penstock.bench.device_own_steps import OwnStep
-from penstock.bridge import backends
-from penstock.bridge.backend_tables import BackendTables
-from penstock.bridge.device_tables import DeviceTable
-from penstock.bridge.devices import AXIS
-from penstock.bridge.functional_table import Format, step_of
-from penstock.bridge.packing import Packer
-from penstock.bridge.pallas import canary
-from penstock.bridge.program_cache import compiled, compiler_of
-from penstock.bridge.programs import NEW_ROWS, row_sharding, written
-from penstock.bridge.sharding import Layout, TableDefinition
-from penstock.bridge.stacking import MemberRows, Stack, form
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.integrations import KERNELS
-from penstock.threads import ThreadTeam
-from penstock.updates import UpdateRule
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.model.updates import UpdateRule
+from penstock.rows.bridge import backends, canary
+from penstock.rows.bridge.backend_tables import BackendTables
+from penstock.rows.bridge.device_tables import DeviceTable
+from penstock.rows.bridge.devices import AXIS
+from penstock.rows.bridge.functional_table import Format, step_of
+from penstock.rows.bridge.packing import Packer
+from penstock.rows.bridge.program_cache import compiled, compiler_of
+from penstock.rows.bridge.programs import NEW_ROWS, row_sharding, written
+from penstock.rows.bridge.sharding import Layout, TableDefinition
+from penstock.rows.bridge.stacking import MemberRows, Stack, form
 
 Steps = Sequence[tuple[Any, Any]]
 
@@ -163,7 +162,7 @@ def weights(mesh: Any, rule: UpdateRule, variant: str, steps: Steps) -> Any:
 
 def on_cpu(rule: UpdateRule, steps: Steps) -> tuple[Any, Any]:
     """Return the weights that NumPy computes, and the largest change of each in a step."""
-    from penstock.updates import Ops, update
+    from penstock.model.updates import Ops, update
 
     shape = CHECKED_ROWS, CHECKED_DIM
     after, slots = np.zeros(shape, np.float32), [np.full((shape[0], rule.slot_dim(shape[1])), 0.1, np.float32)] * 3

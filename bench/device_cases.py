@@ -14,7 +14,7 @@ SETTINGS = {"AdagradMomentum": {"learning_rate": 0.1, "momentum": 0.9}, "Assign"
 
 def optimizers() -> dict[str, Any]:
     """Return every optimizer that has a formula, by name."""
-    from penstock.updates import OPTIMIZERS, UPDATES, UserDefinedProgram
+    from penstock.model.updates import OPTIMIZERS, UPDATES, UserDefinedProgram
 
     classes = [OPTIMIZERS[algorithm] for algorithm in UPDATES if algorithm != UserDefinedProgram.parameters_field]
     return {
@@ -27,9 +27,9 @@ def batch_of(layout: Any, by_gathers: bool, lookups: int = LOOKUPS) -> Any:
     """Return the lookups of a batch: ids by a Zipf distribution, a few per sample, some of them often."""
     import numpy as np
 
-    from penstock.activations.deduplication import FeatureUses
-    from penstock.bridge.functional_table import Feature
-    from penstock.bridge.lookup_plan import LookupPlan
+    from penstock.api.activations.deduplication import FeatureUses
+    from penstock.rows.bridge.functional_table import Feature
+    from penstock.rows.bridge.lookup_plan import LookupPlan
 
     n, rng = layout.num_devices, np.random.default_rng(0)
     size, num_samples = lookups * n, lookups * n // LOOKUPS_PER_SAMPLE

@@ -1,7 +1,7 @@
 """A user's own step on a device (``penstock.bridge.gather``, a loss, ``apply``): its bits, its sums, and its time.
 
 The batch has ids of a Zipf distribution, a quarter as many samples as lookups. A device that sums by gathers must do so
-in the order that engine/bridge/segment_sums.py documents; NumPy does the same here, one value after the other.
+in the order that engine/rows/bridge/segment_sums.py documents; NumPy does the same here, one value after the other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.device_cases import batch_of
-from penstock.bridge import Table, apply, backends, gather
-from penstock.bridge.device_tables import DeviceTable
-from penstock.bridge.functional_table import Format
-from penstock.bridge.programs import row_sharding
-from penstock.bridge.segment_sums import MOST_TERMS, RUN
-from penstock.frames import Float32
-from penstock.updates import UpdateRule
+from penstock.model.frames import Float32
+from penstock.model.updates import UpdateRule
+from penstock.rows.bridge import Table, apply, backends, gather
+from penstock.rows.bridge.device_tables import DeviceTable
+from penstock.rows.bridge.functional_table import Format
+from penstock.rows.bridge.programs import row_sharding
+from penstock.rows.bridge.segment_sums import MOST_TERMS, RUN
 
 RATE, STEPS = 0.1, 3
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from jax.sharding import Mesh
 
-from penstock.bridge.devices import AXIS
-from penstock.config.dynamic import Dynamic
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.placement import ON_DEVICES, Placement
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.updates import Adagrad
+from penstock.api.engine import Engine
+from penstock.model.config.dynamic import Dynamic
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.placement import ON_DEVICES, Placement
+from penstock.model.config.tables import TableConfig
+from penstock.model.updates import Adagrad
+from penstock.rows.bridge.devices import AXIS
 
 ROWS, DIM, NUM_FRAMES, FRAME_ROWS = 50_000, 32, 8, 8192
 CACHED_BYTES = 4 << 20  # room for a third of the rows: some are evicted

@@ -19,7 +19,7 @@ import pyarrow.flight as flight
 from penstock.bench.distributions import Int64
 from penstock.bench.penstock_adapter import Ours, config_of
 from penstock.bench.workloads import Float32, Step, Workload
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 SERVE = [sys.executable, "-m", "penstock", "serve"]
 DISCARD = [sys.executable, "-m", "penstock.bench.doput"]

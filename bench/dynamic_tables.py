@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from penstock.api.engine import Engine
+from penstock.base.threads import ThreadTeam
 from penstock.bench import memory_bandwidth
 from penstock.bench.contestants import OURS, KeyWay, Runner
 from penstock.bench.distributions import Int64, hashed
 from penstock.bench.penstock_adapter import Ours, Update, roomy
 from penstock.bench.workloads import Float32, Step, Workload
-from penstock.config.dynamic import Dynamic
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.frames import Coalesced, SummedArrays
+from penstock.model.config.dynamic import Dynamic
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.model.frames import Coalesced, SummedArrays
+from penstock.model.updates import Adagrad
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
-from penstock.tables.dynamic_table import DynamicTable
-from penstock.threads import ThreadTeam
-from penstock.updates import Adagrad
+from penstock.rows.dynamic_table import DynamicTable
 
 LINES, WITHOUT = "random_lines", "penstock_without"
 LINE_BYTES = 64

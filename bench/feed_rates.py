@@ -111,15 +111,15 @@ class Feeder:
         import numpy as np
         from jax.sharding import Mesh
 
-        from penstock.bridge.backends import formatted
-        from penstock.bridge.devices import AXIS
-        from penstock.bridge.dispatcher import Dispatcher
-        from penstock.bridge.sharding import Layout, TableDefinition
-        from penstock.bridge.xla_tables import XlaTables
-        from penstock.frames import Frame, Rows
-        from penstock.pipeline import Pipeline, TableStore
-        from penstock.threads import ThreadTeam
-        from penstock.updates import UpdateRule
+        from penstock.base.threads import ThreadTeam
+        from penstock.core.pipeline import Pipeline, TableStore
+        from penstock.model.frames import Frame, Rows
+        from penstock.model.updates import UpdateRule
+        from penstock.rows.bridge.backends import formatted
+        from penstock.rows.bridge.devices import AXIS
+        from penstock.rows.bridge.dispatcher import Dispatcher
+        from penstock.rows.bridge.sharding import Layout, TableDefinition
+        from penstock.rows.bridge.xla_tables import XlaTables
 
         rng, team = np.random.default_rng(0), ThreadTeam(threads)
         self._frames = []

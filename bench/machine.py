@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.threads import num_threads
+from penstock.base.threads import num_threads
 
 # The libraries read these only when they are imported.
 THREAD_VARIABLES = (

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.api.engine import Engine
+from penstock.base.threads import ThreadTeam
 from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, look_up
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
-from penstock.config.dynamic import Dynamic
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import Constant, TableConfig
-from penstock.engine import Engine
-from penstock.frames import Coalesced
-from penstock.gate import Gate
+from penstock.core.gate import Gate
+from penstock.core.pipeline import Pipeline, TableStore
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import Pipeline, TableStore
-from penstock.stats import Counters
-from penstock.threads import ThreadTeam
-from penstock.updates import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from penstock.model.config.dynamic import Dynamic
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import Constant, TableConfig
+from penstock.model.frames import Coalesced
+from penstock.model.stats import Counters
+from penstock.model.updates import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 
 
 def roomy(num_keys: int) -> int:

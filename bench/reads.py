@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock
+from penstock.api.engine import Engine
 from penstock.bench import machine
 from penstock.bench.doput import DISCARD
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import Constant, TableConfig
-from penstock.engine import Engine
-from penstock.io.flight import connect
-from penstock.updates import Adagrad
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import Constant, TableConfig
+from penstock.model.updates import Adagrad
+from penstock.serving.flight import connect
 
 Ids = npt.NDArray[np.int64]
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import penstock
+from penstock.base.filesystem.pipes import reader_of
+from penstock.base.threads import num_threads
 from penstock.bench import machine
 from penstock.bench.cases import CASES, Point, Sizes, points
 from penstock.bench.contestants import OURS
 from penstock.bench.peers import PEERS
-from penstock.filesystem.pipes import reader_of
-from penstock.threads import num_threads
 
 BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
 

@@ -24,17 +24,17 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import torch
 
-import penstock.torch as pt
+import penstock.contrib.torch as pt
+from penstock.api.engine import Engine
 from penstock.bench import machine
 from penstock.bench.distributions import uniform, zipf
 from penstock.bench.doput import SERVE, started
 from penstock.bench.interleave import take_turns
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.torch.pulled_rows import planned
-from penstock.torch.stores import Block
-from penstock.updates import Adagrad
+from penstock.contrib.torch.pulled_rows import planned
+from penstock.contrib.torch.stores import Block
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.model.updates import Adagrad
 
 TABLES, BATCH, DIM, VOCABULARY = 26, 4096, 32, 100_000
 STEPS = 4

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.bridge.dispatcher import DISPATCH
+from penstock.rows.bridge.dispatcher import DISPATCH
 
 COALESCE = "penstock coalesce"
 ROWS, STEPS = 200_000, 20
@@ -45,10 +45,10 @@ class Overlap:
 
 def trace(directory: Path, rows: int, steps: int) -> Overlap:
     """Run steps of ``rows`` gradient rows under JAX's profiler, which writes below the directory."""
-    from penstock.config.embedding import EmbeddingConfig
-    from penstock.config.tables import TableConfig
-    from penstock.engine import Engine
-    from penstock.updates import Adagrad
+    from penstock.api.engine import Engine
+    from penstock.model.config.embedding import EmbeddingConfig
+    from penstock.model.config.tables import TableConfig
+    from penstock.model.updates import Adagrad
 
     if jax.default_backend() == "cpu":
         # With tables in the host's memory the caller runs the step itself, and the trace has no dispatch.

@@ -56,7 +56,7 @@ def commands() -> str:
 
 def flags_of(mode: str) -> str:
     """The flags of ``replay`` (mode "run") as a list of Markdown, or those that another command shares, and its own."""
-    from penstock.options import options_of
+    from penstock.model.options import options_of
 
     options = [option for option in options_of(mode).values() if option.flag is not None]
     shared = [] if mode == "run" else [option for option in options if "run" in option.modes]

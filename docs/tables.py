@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from penstock.io.connectors.partition_source import TopicKind
-from penstock.io.connectors.versioned_source import TableKind
+from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
+from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import SourceKind, source_kinds
-from penstock.io.targets.target_kinds import target_kinds
-from penstock.updates import OPTIMIZERS
-from penstock.updates.optimizer_class import KeywordOptimizer, Optimizer
+from penstock.model.updates import OPTIMIZERS
+from penstock.model.updates.optimizer_class import KeywordOptimizer, Optimizer
+from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
 

@@ -9,32 +9,32 @@ __version__ = "0.1.0"
 # Module → its public names. `make stub` writes them into __init__.pyi, for type checkers.
 _NAMES = {
     "penstock": "bridge functional updates",
-    "penstock.accumulators": "ConditionalAccumulator SparseConditionalAccumulator SparseGradient",
-    "penstock.activations.coo": "CooIds",
-    "penstock.activations.deduplication": "DeduplicationData",
+    "penstock.contrib.accumulators": "ConditionalAccumulator SparseConditionalAccumulator SparseGradient",
+    "penstock.api.activations.coo": "CooIds",
+    "penstock.api.activations.deduplication": "DeduplicationData",
     "penstock.checkpoint.versions": "tag",
-    "penstock.config.dynamic": "Dynamic",
-    "penstock.config.embedding": "EmbeddingConfig",
-    "penstock.config.engine_config_pb2": "EngineConfig",
-    "penstock.config.features": "FeatureConfig",
-    "penstock.config.lint.findings": "Finding",
-    "penstock.config.placement": "Placement",
-    "penstock.config.tables": "Constant QuantizationConfig RowIdInitializer TableConfig TruncatedNormal Uniform",
-    "penstock.dataflow": "BlockStage StageFunction stage_fn",
-    "penstock.engine": "Engine",
-    "penstock.errors": "CancelledError CapacityError ConfigError DeltasGoneError InputError PeerError PenstockError "
+    "penstock.model.config.dynamic": "Dynamic",
+    "penstock.model.config.embedding": "EmbeddingConfig",
+    "penstock.model.config.engine_config_pb2": "EngineConfig",
+    "penstock.model.config.features": "FeatureConfig",
+    "penstock.model.config.lint.findings": "Finding",
+    "penstock.model.config.placement": "Placement",
+    "penstock.model.config.tables": "Constant QuantizationConfig RowIdInitializer TableConfig TruncatedNormal Uniform",
+    "penstock.contrib.dataflow": "BlockStage StageFunction stage_fn",
+    "penstock.api.engine": "Engine",
+    "penstock.base.errors": "CancelledError CapacityError ConfigError DeltasGoneError InputError PeerError PenstockError "
     "ReadTimeoutError ServiceError ServiceTimeoutError StateError TakeTimeoutError TruncatedInputError UsageError "
     "UsageTypeError",
     "penstock.io.decoding.string_ids": "hash_ids",
-    "penstock.io.flight": "connect",
-    "penstock.shared.table_reader": "Reader",
-    "penstock.stats": "Report TableReport",
-    "penstock.updates": "DynamicLearningRate",
-    "penstock.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad MDLAdagradLight "
+    "penstock.serving.flight": "connect",
+    "penstock.serving.shared.table_reader": "Reader",
+    "penstock.model.stats": "Report TableReport",
+    "penstock.model.updates": "DynamicLearningRate",
+    "penstock.model.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad MDLAdagradLight "
     "ProximalAdagrad RowWiseAdagrad",
-    "penstock.updates.ftrl": "FTRL OnlineYogi ProximalYogi",
-    "penstock.updates.moments": "Adadelta Adam CenteredRMSProp Lion Momentum RMSProp",
-    "penstock.updates.stateless": "Assign FrequencyEstimator SGD UserDefinedProgram",
+    "penstock.model.updates.ftrl": "FTRL OnlineYogi ProximalYogi",
+    "penstock.model.updates.moments": "Adadelta Adam CenteredRMSProp Lion Momentum RMSProp",
+    "penstock.model.updates.stateless": "Assign FrequencyEstimator SGD UserDefinedProgram",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_MODULES)

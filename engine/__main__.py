@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.interrupts import install
+from penstock.base.interrupts import install
 
 
 def main() -> int:

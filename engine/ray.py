@@ -1,5 +1,5 @@
 """Jobs of many machines on a Ray cluster (docs/ray.md)."""
 
-from penstock.shares.ray.job import Job
+from penstock.contrib.ray.job import Job
 
 __all__ = ["Job"]

@@ -14,7 +14,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 SCHEMA = "n long, table string, id long, gradient array<float>"
 

@@ -37,7 +37,7 @@ class NextWord(Model):
     """With a table of penstock."""
 
     def __init__(self, tables: ps.functional.EmbeddingTables, rngs: nnx.Rngs) -> None:
-        from penstock.functional.nnx_embedding import Embedding
+        from penstock.contrib.functional.nnx_embedding import Embedding
 
         super().__init__(rngs)
         self.embedding = Embedding(tables)

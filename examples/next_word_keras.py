@@ -19,7 +19,7 @@ import next_words as n
 import numpy as np
 
 import penstock as ps
-from penstock.functional.keras_embedding import Embedding
+from penstock.contrib.functional.keras_embedding import Embedding
 
 
 class Model(keras.Model):

@@ -18,12 +18,12 @@ from pathlib import Path
 import pyarrow as pa
 
 import penstock as ps
-from penstock.core import Context
-from penstock.frames import FrameRun
+from penstock.contrib.shares import Router, WholeTables, frames_of
+from penstock.core.engine_core import Context
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.learning_rates import LearningRates
-from penstock.shares import Router, WholeTables, frames_of
-from penstock.stats import Counters
+from penstock.model.frames import FrameRun
+from penstock.model.learning_rates import LearningRates
+from penstock.model.stats import Counters
 
 FRAMES_PER_BLOCK = 16
 

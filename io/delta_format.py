@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import UsageError
-from penstock.frames import Float32, Int64
+from penstock.base.errors import UsageError
+from penstock.model.frames import Float32, Int64
 
 # The key of the format's number in the schema's metadata, and the number.
 DELTAS_KEY, VERSION = b"penstock.delta_stream", b"1"

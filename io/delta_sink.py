@@ -21,11 +21,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-import penstock.forks as forks
-from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path, part_of
-from penstock.filesystem.file_stores import place_of
-from penstock.filesystem.pipes import open_writer
+import penstock.base.forks as forks
+from penstock.base.errors import StateError, UsageError
+from penstock.base.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path, part_of
+from penstock.base.filesystem.file_stores import place_of
+from penstock.base.filesystem.pipes import open_writer
 from penstock.io.log import LogWriter, schema_of_log
 
 # How much of the committed end of a file is verified before a run resumes it.

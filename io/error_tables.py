@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import penstock.io.proxies as proxies
-from penstock.errors import InputError, PenstockError, StateError, UsageError, short, without_credentials
+from penstock.base.errors import InputError, PenstockError, StateError, UsageError, short, without_credentials
 
 # Appended to an error that no row lists. It is retried: a wrong end costs more than a wait that is logged.
 UNLISTED = "(not in the table of errors: it is retried, and may not heal)"

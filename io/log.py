@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import UsageError, UsageTypeError
-from penstock.filesystem import atomic_files
+from penstock.base.errors import UsageError, UsageTypeError
+from penstock.base.filesystem import atomic_files
 from penstock.io.arrow_output import ArrowOutput
 from penstock.io.sources.checksums import (
     BATCH_KEY,

@@ -9,9 +9,9 @@ import logging
 import math
 import time
 
-import penstock.interrupts as interrupts
-from penstock.errors import PenstockError
-from penstock.events import report
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import PenstockError
+from penstock.base.events import report
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 # Between two lines of the log about the same failure.

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path
+from penstock.base.errors import StateError, UsageError
+from penstock.base.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path
+from penstock.base.validation import place
 from penstock.io.arrow_output import ArrowOutput
 from penstock.io.decoding.bad_rows import SCHEMA
-from penstock.validation import place
 
 _MODE = "quarantine"
 _FILES = (".arrow", ".feather")

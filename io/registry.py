@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
 from penstock.io.error_tables import ErrorTable
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.filesystem.append_file import IsCommitted
+from penstock.base.filesystem.append_file import IsCommitted
 from penstock.io.delta_sink import DeltaWriter
 from penstock.io.quarantine import QuarantineWriter
 

@@ -30,19 +30,19 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-import penstock.interrupts as interrupts
-from penstock.config.dynamic import Dynamic
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.errors import UsageError
-from penstock.filesystem import atomic_files
-from penstock.frames import Int64
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import UsageError
+from penstock.base.filesystem import atomic_files
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.exact_draws import E, ExactDraws, power
 from penstock.io.list_columns import list_column, list_type
 from penstock.io.log import LogWriter
 from penstock.io.synthetic_ids import IdStream, SynthTable
-from penstock.updates import Adagrad
+from penstock.model.config.dynamic import Dynamic
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.model.frames import Int64
+from penstock.model.updates import Adagrad
 
 DISTRIBUTIONS = ("zipf", "uniform", "dlrm")
 IDS = ("dense", "hashed")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.frames import Int64
 from penstock.io.exact_draws import ExactDraws, power
+from penstock.model.frames import Int64
 
 # The multiplier is a prime above every vocabulary. The product stays below 2^63: rank < 2^31, multiplier < 2^32.
 _MULTIPLIER, _OFFSET = 2_654_435_761, 12_345

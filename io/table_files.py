@@ -18,14 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-import penstock.interrupts as interrupts
-from penstock.config.id_ranges import expected, key_type_hint, outside
-from penstock.errors import InputError, listed
-from penstock.filesystem import atomic_files
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import InputError, listed
+from penstock.base.filesystem import atomic_files
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
 from penstock.io.decoding.role_types import is_float_list, storage_type
 from penstock.io.sources.batch import arrow_errors
 from penstock.io.sources.parquet import open_parquet
+from penstock.model.config.id_ranges import expected, key_type_hint, outside
 
 _ROWS_AT_ONCE = 1 << 16
 _NOT_READ = "cannot be read as Parquet"

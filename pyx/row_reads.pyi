@@ -5,7 +5,7 @@ import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from penstock.pyx.row_keys import RowKeys
-from penstock.shared.header import TableLayout
+from penstock.rows.shared.header import TableLayout
 
 _Float32 = npt.NDArray[np.float32]
 

@@ -19,8 +19,8 @@ from s3_server import serving
 from scripts import loaded
 
 import penstock as ps
-from penstock.bridge import program_cache
 from penstock.checkpoint import incremental
+from penstock.rows.bridge import program_cache
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it once, when it or TensorFlow is first imported

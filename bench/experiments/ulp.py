@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.threads import ThreadTeam
-from penstock.updates import OPTIMIZERS, UPDATES, Ops, UpdateRule, update, update_rule
+from penstock.base.threads import ThreadTeam
+from penstock.model.updates import OPTIMIZERS, UPDATES, Ops, UpdateRule, update, update_rule
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
 BEGIN, END = "<!-- bench/experiments/ulp.py: begin -->\n", "<!-- bench/experiments/ulp.py: end -->\n"
@@ -149,10 +149,10 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
     import jax
     from jax.sharding import Mesh
 
-    from penstock.bridge.backends import create_tables
-    from penstock.bridge.device_tables import DeviceTable
-    from penstock.bridge.mesh_selection import make_mesh
-    from penstock.bridge.sharding import Layout, TableDefinition
+    from penstock.rows.bridge.backends import create_tables
+    from penstock.rows.bridge.device_tables import DeviceTable
+    from penstock.rows.bridge.mesh_selection import make_mesh
+    from penstock.rows.bridge.sharding import Layout, TableDefinition
 
     rng = np.random.default_rng(seed)
     mesh = make_mesh(Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)))

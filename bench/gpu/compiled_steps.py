@@ -113,10 +113,10 @@ def mesh_of_one() -> Any:
 
 def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
     """Return a compiled program, and the layout of its table."""
-    from penstock.bridge import program_cache
-    from penstock.bridge.sharding import Layout
-    from penstock.config.embedding import EmbeddingConfig
-    from penstock.config.tables import TableConfig
+    from penstock.model.config.embedding import EmbeddingConfig
+    from penstock.model.config.tables import TableConfig
+    from penstock.rows.bridge import program_cache
+    from penstock.rows.bridge.sharding import Layout
 
     table = TableConfig(case.rows, case.dim, name="t", optimizer=optimizers()[case.optimizer])
     spec = EmbeddingConfig.from_tables([table]).table("t")
@@ -134,7 +134,7 @@ def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
 
 def lines_of(case: GpuCase, layout: Any) -> int:
     """Return the lines of the largest step that is one dispatch, or of a user's own step; of a read the rows."""
-    from penstock.bridge.sharding import MAX_BUCKET, largest_bucket
+    from penstock.rows.bridge.sharding import MAX_BUCKET, largest_bucket
 
     if case.is_own:
         return LOOKUPS // 2

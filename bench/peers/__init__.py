@@ -9,8 +9,8 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 
+from penstock.base.errors import UsageError
 from penstock.bench.contestants import AnyWay
-from penstock.errors import UsageError
 
 # Name in --peers → (import name, distribution name, module in this package).
 PEERS = {

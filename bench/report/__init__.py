@@ -19,7 +19,7 @@ from penstock.bench.report import plots
 from penstock.bench.report.comparison import check_machine, read_result
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
-from penstock.svg import SCHEME, standalone
+from penstock.contrib.pages.svg import SCHEME, standalone
 
 # Tables, and on a narrow screen plots, scroll in their sections.
 STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:60rem;

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock.base.errors import InputError, UsageError
 from penstock.bench import machine
 from penstock.bench.contestants import OURS
-from penstock.errors import InputError, UsageError
 
 Run = dict[str, Any]
 

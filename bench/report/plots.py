@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.bench.contestants import OURS
 from penstock.bench.report.readme_table import peers_of
-from penstock.svg import COLOURS, Bar, bars, lines
+from penstock.contrib.pages.svg import COLOURS, Bar, bars, lines
 
 Run = dict[str, Any]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from penstock.bench.tpu.matrix import Compiler, prepare
 from penstock.bench.tpu.results_page import bundles_in, telling
 from penstock.bench.tpu.step_cases import cases
-from penstock.bridge.pallas import tensorcore
+from penstock.rows.bridge import tensorcore
 
 COPIES = ("dma.hbm_to_vmem", "dma.vmem_to_hbm")
 BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+([A-Z]{2})?\s*:\s*(>*)\s*\{")  # address, label, depth of loops

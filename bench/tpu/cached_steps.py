@@ -34,9 +34,9 @@ PLACES, ROWS = 1_000_003, 4096  # on all chips; of a step, on each
 
 def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (a line of the table, the faults) of each program."""
-    from penstock.bridge.backends import formatted, places_layout
-    from penstock.bridge.program_cache import Programs
-    from penstock.bridge.stacking import Stack
+    from penstock.rows.bridge.backends import formatted, places_layout
+    from penstock.rows.bridge.program_cache import Programs
+    from penstock.rows.bridge.stacking import Stack
 
     for dim, optimizer, variant, bfloat16, chips in TABLES:
         case = Case(generation, optimizer, dim, variant, bfloat16, lines=ROWS, chips=chips)

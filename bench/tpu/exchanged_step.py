@@ -29,9 +29,9 @@ MOST_TEMPORARY = 6
 
 def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (a line of the table, the faults) of each program."""
-    from penstock.bridge.processes.row_exchange import exchange, fetch
-    from penstock.bridge.program_cache import Programs
-    from penstock.bridge.stacking import Stack, multiple_of
+    from penstock.contrib.meshes.row_exchange import exchange, fetch
+    from penstock.rows.bridge.program_cache import Programs
+    from penstock.rows.bridge.stacking import Stack, multiple_of
 
     for dim, optimizer, mean, bfloat16 in TABLES:
         variant = "xla" if bfloat16 else "pallas"

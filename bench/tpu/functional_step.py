@@ -59,8 +59,8 @@ def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, by_gathe
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from penstock.bridge import apply, gather
-    from penstock.bridge.functional_table import Format, Table, Uses
+    from penstock.rows.bridge import apply, gather
+    from penstock.rows.bridge.functional_table import Format, Table, Uses
 
     layout, rule, mesh = table_of_case
     n = {"one chip": 1, "scan": 1, "three chips": 3}.get(step.place, mesh.size)

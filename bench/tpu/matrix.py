@@ -54,10 +54,10 @@ class Compiler:
 
     def table_of(self, case: Case) -> tuple[Any, Any, Any]:
         """Return the layout, the rule and the mesh of a case."""
-        from penstock.bridge.backends import formatted
-        from penstock.bridge.sharding import Layout
-        from penstock.config.embedding import EmbeddingConfig
-        from penstock.config.tables import TableConfig
+        from penstock.model.config.embedding import EmbeddingConfig
+        from penstock.model.config.tables import TableConfig
+        from penstock.rows.bridge.backends import formatted
+        from penstock.rows.bridge.sharding import Layout
 
         optimizer = self._optimizers[case.optimizer]
         config = EmbeddingConfig.from_tables([TableConfig(case.rows, case.dim, name="t", optimizer=optimizer)])
@@ -69,7 +69,7 @@ class Compiler:
     def compile(self, case: Case) -> Result:
         from jax import set_mesh
 
-        from penstock.bridge.program_cache import BY_RULE, compiled, jitted, options, shapes
+        from penstock.rows.bridge.program_cache import BY_RULE, compiled, jitted, options, shapes
 
         layout, rule, mesh = self.table_of(case)
         line, num_lines = layout.line, layout.num_devices * layout.lines_per_device

@@ -42,8 +42,8 @@ def checked(compiler: Compiler, case: Case) -> tuple[str, list[str]] | None:
     """Return a line of the table and the faults of a step; None where the variant is impossible."""
     import jax
 
-    from penstock.bridge.pallas import sparsecore
-    from penstock.bridge.program_cache import compiled, jitted, shapes
+    from penstock.contrib import sparsecore
+    from penstock.rows.bridge.program_cache import compiled, jitted, shapes
 
     layout, rule, mesh = compiler.table_of(case)
     line, num_lines = layout.line, layout.num_devices * layout.lines_per_device

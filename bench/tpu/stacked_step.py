@@ -26,8 +26,8 @@ OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) -> tuple[Any, Any, Any]:
     """Return the stack of tables with half as many rows as the matrix's, their rule and their mesh."""
-    from penstock.bridge.sharding import TableDefinition
-    from penstock.bridge.stacking import Stack, stacked
+    from penstock.rows.bridge.sharding import TableDefinition
+    from penstock.rows.bridge.stacking import Stack, stacked
 
     prepared = [compiler.table_of(Case(generation, optimizer, dim, variant)) for dim in DIMS]
     layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in prepared]
@@ -38,7 +38,7 @@ def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) 
 
 def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (a line of the table, the faults) of each program."""
-    from penstock.bridge.program_cache import Programs
+    from penstock.rows.bridge.program_cache import Programs
 
     for variant in ("pallas", "xla"):
         stack, rule, mesh = stack_of(compiler, generation, optimizer, variant)

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from penstock.base.errors import CommitGoneError, StateError
+from penstock.base.filesystem.state_files import open_regular
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.versions import Version
-from penstock.config.specs import WEIGHTS
-from penstock.errors import CommitGoneError, StateError
-from penstock.filesystem.state_files import open_regular
-from penstock.frames import Array, Float32, Int64
 from penstock.io.table_files import rows_not_finite
-from penstock.updates import RowWiseAdagrad
+from penstock.model.config.specs import WEIGHTS
+from penstock.model.frames import Array, Float32, Int64
+from penstock.model.updates import RowWiseAdagrad
 
 
 class SavedTables:

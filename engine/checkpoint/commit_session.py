@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from penstock.base.validation import INT64_MAX
 from penstock.checkpoint.incremental import Saver
-from penstock.core import EngineCore
-from penstock.validation import INT64_MAX
+from penstock.core.engine_core import EngineCore
 
 # Pause between two checks of the thread whether frames arrive.
 PAUSE_S = 0.01

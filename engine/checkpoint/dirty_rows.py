@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.frames import Int64
+from penstock.model.frames import Int64
 from penstock.pyx import dirty_bits
 
 # Marks scanned per call if few rows are pending: a fraction of a millisecond.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.variants import VARIANTS
+from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
@@ -34,15 +34,15 @@ from penstock.checkpoint.table_changes import (
     states_of,
 )
 from penstock.checkpoint.versions import Version
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import Initializer
-from penstock.config.text_format import parse_stored
-from penstock.core import EngineCore
-from penstock.errors import CapacityError, ConfigError, StateError, UsageError
-from penstock.frames import Float32, Int64
-from penstock.stats import Counters
-from penstock.tables.derived_slots import DerivedSlots
-from penstock.tables.shares import checked_share, shares_of
+from penstock.core.engine_core import EngineCore
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import Initializer
+from penstock.model.config.text_format import parse_stored
+from penstock.model.frames import Float32, Int64
+from penstock.model.stats import Counters
+from penstock.rows.bridge.variants import VARIANTS
+from penstock.rows.derived_slots import DerivedSlots
+from penstock.rows.shares import checked_share, shares_of
 
 if TYPE_CHECKING:
     import jax

@@ -21,12 +21,12 @@ from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-from penstock.core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
-from penstock.frames import Float32, Int64
-from penstock.options import KEEP
+from penstock.core.engine_core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.model.frames import Float32, Int64
+from penstock.model.options import KEEP
 
 if TYPE_CHECKING:
-    from penstock.bridge.device_tables import DeviceTable
+    from penstock.rows.bridge.device_tables import DeviceTable
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18

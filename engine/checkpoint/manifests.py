@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import PenstockError, StateError
+from penstock.base.errors import PenstockError, StateError
 
 CLOCK_OFFSET = "clock_offset"
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.base.errors import StateError
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import Commit, DataFile, Folder
-from penstock.errors import StateError
-from penstock.frames import Array
-from penstock.tables.key_directory import joined_states
-from penstock.tables.shares import AnyShare, Share
+from penstock.model.frames import Array
+from penstock.rows.key_directory import joined_states
+from penstock.rows.shares import AnyShare, Share
 
 _ALIKE = ("global_step", "num_required", "reduction", "seed", "gate", "pipeline", "config")
 

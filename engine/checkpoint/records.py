@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.errors import StateError
-from penstock.filesystem.state_files import parsed_json
-from penstock.frames import Array, Int64
+from penstock.base.errors import StateError
+from penstock.base.filesystem.state_files import parsed_json
+from penstock.model.frames import Array, Int64
 
 MAGIC = b"PSTKROWS\x01\x00\x00\x00"  # the last four bytes: the version of this format
 _LENGTH = struct.Struct("<I")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.base.errors import StateError
 from penstock.checkpoint.arrays import records_of, rows_in
 from penstock.checkpoint.manifests import CLOCK_OFFSET, new_digest, trusting
 from penstock.checkpoint.parts import directories_of
@@ -23,10 +24,9 @@ from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
 from penstock.checkpoint.table_changes import setting_text
 from penstock.checkpoint.versions import Version
-from penstock.core import EngineCore
-from penstock.errors import StateError
-from penstock.frames import Float32, Int64
-from penstock.lineage import Lineage
+from penstock.core.engine_core import EngineCore
+from penstock.model.frames import Float32, Int64
+from penstock.model.lineage import Lineage
 
 
 class SavedState:

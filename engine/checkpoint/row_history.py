@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.base.errors import StateError, UsageError, listed
 from penstock.checkpoint.arrays import keys_and_rows, part_dims, records_of
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import changes_in
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
-from penstock.errors import StateError, UsageError, listed
-from penstock.frames import Float32
+from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
+from penstock.model.frames import Float32
 
 
 class RowVersion(NamedTuple):

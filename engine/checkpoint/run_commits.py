@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from penstock.base.validation import INT64_MAX
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
-from penstock.core import EngineCore, Pushed
-from penstock.frames import Frame, FrameRun, Position
+from penstock.core.engine_core import EngineCore, Pushed
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.stats import Counters
-from penstock.validation import INT64_MAX
+from penstock.model.frames import Frame, FrameRun, Position
+from penstock.model.stats import Counters
 
 
 class RunCommits(CommitListener):

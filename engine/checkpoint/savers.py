@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from penstock.base.errors import UsageError
+from penstock.base.validation import whole
 from penstock.checkpoint.engine_state import tables_to_save
 from penstock.checkpoint.incremental import CommitContents, Saver
 from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TABLE_CHANGES
 from penstock.checkpoint.versions import check_no_version
-from penstock.core import EngineCore
-from penstock.errors import UsageError
-from penstock.validation import whole
+from penstock.core.engine_core import EngineCore
 
 
 class Savers:

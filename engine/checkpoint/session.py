@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from penstock.base.errors import StateError, UsageError, UsageTypeError
+from penstock.base.validation import whole
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded
 from penstock.checkpoint.incremental import CommitContents
@@ -19,13 +21,11 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in, described, states_of
 from penstock.checkpoint.versions import Version, make_tag
-from penstock.core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver
-from penstock.errors import StateError, UsageError, UsageTypeError
+from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
-from penstock.options import KEEP, CommittingOptions
-from penstock.stats import Counters
-from penstock.validation import whole
+from penstock.model.options import KEEP, CommittingOptions
+from penstock.model.stats import Counters
 
 
 class CheckpointSession(StepObserver):

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from penstock.errors import StaleInputError, StateError, UsageError
-from penstock.frames import Frame, FrameRun, Position, fingerprint
+from penstock.base.errors import StaleInputError, StateError, UsageError
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.lineage import Lineage
-from penstock.stats import too_stale
+from penstock.model.frames import Frame, FrameRun, Position, fingerprint
+from penstock.model.lineage import Lineage
+from penstock.model.stats import too_stale
 
 
 @dataclass

@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-import penstock.forks as forks
+import penstock.base.forks as forks
+from penstock.base.errors import CommitGoneError, StateError, UsageError, UsageTypeError, unreleased
+from penstock.base.filesystem.file_stores import store_at
+from penstock.base.filesystem.state_files import parsed_json
 from penstock.checkpoint.manifests import (
     FORMAT,
     KEY,
@@ -32,10 +35,7 @@ from penstock.checkpoint.manifests import (
     new_digest,
 )
 from penstock.checkpoint.records import Record, read_records
-from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError, unreleased
-from penstock.filesystem.file_stores import store_at
-from penstock.filesystem.state_files import parsed_json
-from penstock.lineage import LINEAGE_FIELDS
+from penstock.model.lineage import LINEAGE_FIELDS
 
 # In the contents of a commit with the state of the one before.
 REPEATS = "repeats"

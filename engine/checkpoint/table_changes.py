@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+from penstock.base.errors import StateError, UsageError, UsageTypeError, listed
 from penstock.checkpoint.store import Commit
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.specs import TableSpec
-from penstock.errors import StateError, UsageError, UsageTypeError, listed
-from penstock.options import TableChangeOptions
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.specs import TableSpec
+from penstock.model.options import TableChangeOptions
 
 log = logging.getLogger("penstock")
 

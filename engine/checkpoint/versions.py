@@ -18,10 +18,10 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
+from penstock.base.errors import CommitGoneError, StateError, UsageError, UsageTypeError, close_names, listed
 from penstock.checkpoint.manifests import new_digest, trusting
 from penstock.checkpoint.store import TAG_NAME, Commit, DataFile, Folder, Tag
-from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError, close_names, listed
-from penstock.lineage import Lineage, Parent
+from penstock.model.lineage import Lineage, Parent
 
 _STEP = "[0-9]{1,18}"
 _VERSION = re.compile(rf"(.+)@({TAG_NAME}|{_STEP})")

@@ -17,7 +17,7 @@ from penstock.checkpoint.manifests import new_digest
 from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import Commit, DataFile, Folder
-from penstock.frames import Float32
+from penstock.model.frames import Float32
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
 BACKGROUND_BYTES = 8 << 20

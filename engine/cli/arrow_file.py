@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.ipc
 
+from penstock.base.filesystem import atomic_files
 from penstock.cli.output import writing
-from penstock.filesystem import atomic_files
 
 _FILES = (".arrow", ".feather")
 

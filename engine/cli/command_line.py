@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.errors import UsageError, close_names
-from penstock.options import options_of
+from penstock.base.errors import UsageError, close_names
+from penstock.model.options import options_of
 
 # One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
 # summaries are here, so that ``penstock --help`` loads none of them.
@@ -235,6 +235,6 @@ def make_devices(count: int | None) -> Any:
     Raise UsageError if there are fewer devices, or jax finds none that it may use; CapacityError if the limits of
     memory leave no room for jax's threads.
     """
-    from penstock.bridge.mesh_selection import default_mesh
+    from penstock.rows.bridge.mesh_selection import default_mesh
 
     return default_mesh(count)

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
+from penstock.api.engine import Engine
+from penstock.base.flag_values import local_path
 from penstock.cli.command_line import Parser, make_devices
 from penstock.cli.output import Output, check_writable, say_error, writing
 from penstock.cli.replay_report import say_report
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.flag_values import local_path
 from penstock.io.log import LogWriter
-from penstock.updates import SGD, Adagrad
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.model.updates import SGD, Adagrad
 
 EXAMPLE = "penstock demo"
 Float32 = npt.NDArray[np.float32]

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock.base.control_groups import cpu_quota
+from penstock.base.errors import PenstockError
+from penstock.base.flag_values import local_path
+from penstock.base.integrations import EXTRAS
+from penstock.base.threads import num_threads
 from penstock.cli.command_line import Parser, make_devices
 from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.output import Output, count, nearest
-from penstock.control_groups import cpu_quota
-from penstock.errors import PenstockError
-from penstock.flag_values import local_path
-from penstock.integrations import EXTRAS
-from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
@@ -165,8 +165,8 @@ def compiler() -> CheckResult:
 
 def devices() -> CheckResult:
     """Report the devices of tables, and which variant updates them; on a TPU, run the kernel's canaries."""
-    from penstock.bridge.devices import reason_of
-    from penstock.bridge.mesh_selection import MISSED  # here, because kernels may not load
+    from penstock.rows.bridge.devices import reason_of
+    from penstock.rows.bridge.mesh_selection import MISSED  # here, because kernels may not load
 
     try:
         mesh = make_devices(None)
@@ -190,8 +190,8 @@ def variants_of(mesh: Any) -> tuple[str, str]:
 
     One dim serves for all up to 128: on a TPU such tables have the same lines.
     """
-    from penstock.bridge import backends
-    from penstock.bridge.sharding import Layout
+    from penstock.rows.bridge import backends
+    from penstock.rows.bridge.sharding import Layout
 
     by_variant: dict[str, list[str]] = {}
     problems = []
@@ -208,9 +208,9 @@ def variants_of(mesh: Any) -> tuple[str, str]:
 
 def sparsecores(mesh: Any) -> str:
     """Return whether the variant for SparseCores works on these devices; "" if they have none."""
-    from penstock.bridge import backends
-    from penstock.bridge.sharding import Layout
-    from penstock.bridge.variants import kernel
+    from penstock.rows.bridge import backends
+    from penstock.rows.bridge.sharding import Layout
+    from penstock.rows.bridge.variants import kernel
 
     rule = penstock.updates.update_rule(penstock.Adagrad(0.1))
     layout = Layout("t", 1024, 32, 1, mesh.size, False, backends.lanes(mesh))

@@ -7,14 +7,14 @@ import threading
 from concurrent.futures import Future, wait
 from typing import Any
 
-import penstock.interrupts as interrupts
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import TargetError
+from penstock.base.events import printable
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
 from penstock.cli.status import TIMEOUT_S, add_address, client_of, status_of
-from penstock.errors import TargetError
-from penstock.events import printable
-from penstock.io.flight import Client
-from penstock.io.flight.connection import as_source
+from penstock.serving.flight import Client
+from penstock.serving.flight.connection import as_source
 
 EXAMPLE = "penstock drain grpc://127.0.0.1:8815"
 TICK_S = 0.1

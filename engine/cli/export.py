@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from penstock.base.errors import UsageError
+from penstock.base.flag_values import local_path
 from penstock.checkpoint.arrays import SavedTables
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, place_text, several, writing
-from penstock.errors import UsageError
-from penstock.flag_values import local_path
-from penstock.io.formats.table_format import table_formats
+from penstock.io.table_formats.table_format import table_formats
 
 EXAMPLE = "penstock export run1 model.pt --format torch"
 

@@ -8,14 +8,14 @@ import os
 import sys
 from dataclasses import asdict
 
-import penstock.interrupts as interrupts
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import listed
+from penstock.base.flag_values import local_path, number
 from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, count, several
 from penstock.cli.status import TIMEOUT_S, client_of
-from penstock.errors import listed
-from penstock.flag_values import local_path, number
-from penstock.io.targets.follower import Follower, Progress
-from penstock.io.targets.target_kinds import open_target, target_forms, target_kind, target_kinds
+from penstock.serving.followers.follower import Follower, Progress
+from penstock.serving.followers.target_kinds import open_target, target_forms, target_kind, target_kinds
 
 EXAMPLE = "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
 DAY_S = 86_400.0

@@ -6,15 +6,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from penstock.api.engine import Engine
+from penstock.base.flag_values import local_path
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import check_new, check_no_version
 from penstock.cli.command_line import Parser, add_flag, make_devices, pairs_of
 from penstock.cli.output import Output, check_writable, place_text, several, writing
-from penstock.config.embedding import EmbeddingConfig
-from penstock.engine import Engine
-from penstock.flag_values import local_path
-from penstock.io.formats.table_format import format_of, table_formats
-from penstock.tables.table_io import LoadedTables
+from penstock.io.table_formats.table_format import format_of, table_formats
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.rows.table_io import LoadedTables
 
 EXAMPLE = "penstock import model.pt run1 --config tables.pbtxt --map user_embedding=user"
 

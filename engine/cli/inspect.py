@@ -14,7 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-import penstock.interrupts as interrupts
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import ConfigError, InputError, StateError, UsageError
+from penstock.base.filesystem.file_stores import place_of
+from penstock.base.flag_values import local_path
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.table_changes import changes_in
@@ -22,20 +25,17 @@ from penstock.checkpoint.versions import Version
 from penstock.cli.command_line import Parser, add_flag, columns_of
 from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.watching import pages
-from penstock.config.dynamic import settings_text
-from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, InputError, StateError, UsageError
-from penstock.filesystem.file_stores import place_of
-from penstock.flag_values import local_path
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import Roles, resolve
-from penstock.io.formats.table_format import TableFormat, inner_formats, tensor_format
-from penstock.io.formats.tensor_names import guessed_part
-from penstock.io.formats.unread_formats import other_format
 from penstock.io.sources.opening import Part, expanded, looks_like_arrow, open_source
 from penstock.io.sources.source_kinds import source_kind
+from penstock.io.table_formats.table_format import TableFormat, inner_formats, tensor_format
+from penstock.io.table_formats.tensor_names import guessed_part
+from penstock.io.table_formats.unread_formats import other_format
+from penstock.model.config.dynamic import settings_text
+from penstock.model.config.embedding import EmbeddingConfig
 from penstock.pyx.id_table import IdTable
 
 EXAMPLE = "penstock inspect monday.arrows"

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from penstock.api.planning.choices import Choice
+from penstock.api.planning.forecast import Forecast, Opening, Openings
 from penstock.cli.output import Output, count, keys_texts
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.specs import TableSpec
-from penstock.frames import Frame, Int64
-from penstock.planning.choices import Choice
-from penstock.planning.forecast import Forecast, Opening, Openings
-from penstock.stats import TableReport
-from penstock.tables.key_directory import bytes_of_directories, key_report
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.specs import TableSpec
+from penstock.model.frames import Frame, Int64
+from penstock.model.stats import TableReport
+from penstock.rows.key_directory import bytes_of_directories, key_report
 
 SEED = 0  # of replay, if it is given none: it decides which keys share a virtual shard
 

@@ -13,7 +13,7 @@ from penstock.checkpoint.store import Commit, Folder, Tag
 from penstock.checkpoint.versions import all_commits, commits
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several, size_text
-from penstock.lineage import Lineage
+from penstock.model.lineage import Lineage
 
 EXAMPLE = "penstock log run1"
 

@@ -15,8 +15,8 @@ from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 from typing import Any, TextIO
 
+from penstock.base.events import fields_text
 from penstock.cli.output import ERROR_PREFIX
-from penstock.events import fields_text
 
 # Records that wait while standard error accepts none. Those beyond are counted and dropped: no step waits for a log.
 MOST_WAITING = 10_000

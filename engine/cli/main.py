@@ -15,12 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import penstock
-import penstock.integrations as integrations
-import penstock.interrupts as interrupts
-from penstock.cli.command_line import COMMANDS, Parser, add_command, parse
-from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.output import Output, drop_dead_streams, own_process, say_error
-from penstock.errors import (
+import penstock.base.integrations as integrations
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import (
     CapacityError,
     ConfigError,
     InputError,
@@ -34,6 +31,9 @@ from penstock.errors import (
     short,
     without_credentials,
 )
+from penstock.cli.command_line import COMMANDS, Parser, add_command, parse
+from penstock.cli.compile_cache import keep_compiled
+from penstock.cli.output import Output, drop_dead_streams, own_process, say_error
 
 # Commands print what the package logs: without a handler, warnings would be on standard error twice.
 NO_LOG = logging.NullHandler()

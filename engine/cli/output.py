@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MOST_LISTED, PenstockError
-from penstock.filesystem.file_stores import place_of
-from penstock.filesystem.pipes import reader_of
+from penstock.base.errors import MOST_LISTED, PenstockError
+from penstock.base.filesystem.file_stores import place_of
+from penstock.base.filesystem.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
-    from penstock.stats import Counters, GateProgress, Report, TableReport
+    from penstock.model.stats import Counters, GateProgress, Report, TableReport
 
 ERROR_PREFIX = "penstock: "
 _REDRAWS_PER_S = 5.0

@@ -7,6 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from penstock.api.planning.cached_rows import CacheForecast
+from penstock.api.planning.choices import all_choices
+from penstock.api.planning.forecast import Forecast, TableForecast
+from penstock.api.planning.planner import EXACT_ROWS, Planner, reading
+from penstock.base.flag_values import MOST_PARALLEL, number, whole
 from penstock.cli.command_line import (
     Parser,
     add_flags,
@@ -14,17 +19,12 @@ from penstock.cli.command_line import (
     keywords_of,
 )
 from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
-from penstock.config.dynamic import MAX_COUNT
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.placement import MOST_BYTES
-from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
-from penstock.options import OneReaderOptions, ReadingOptions
-from penstock.planning.cached_rows import CacheForecast
-from penstock.planning.choices import all_choices
-from penstock.planning.forecast import Forecast, TableForecast
-from penstock.planning.planner import EXACT_ROWS, Planner, reading
-from penstock.stats import percent
+from penstock.model.config.dynamic import MAX_COUNT
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.placement import MOST_BYTES
+from penstock.model.options import OneReaderOptions, ReadingOptions
+from penstock.model.stats import percent
 
 EXAMPLE = "penstock plan tables.pbtxt monday.arrows --capacity 1000000,2000000 --min-count 1,3 --expire never,500000"
 NEVER = "never"

@@ -7,7 +7,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import penstock.interrupts as interrupts
+import penstock.base.interrupts as interrupts
+from penstock.api.engine import Engine
+from penstock.base.errors import InputError, StaleInputError
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.table_changes import TableChanges
 from penstock.cli.command_line import (
@@ -22,11 +24,9 @@ from penstock.cli.output import Output, ProgressLine, place_text, writing
 from penstock.cli.replay_flags import Checked, check_no_passes
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.cli.watching import check_library, watching
-from penstock.config.embedding import EmbeddingConfig
-from penstock.engine import Engine
-from penstock.errors import InputError, StaleInputError
-from penstock.options import RunOptions, TableChangeOptions
-from penstock.shared.folder import SharedFolder
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.options import RunOptions, TableChangeOptions
+from penstock.rows.shared.folder import SharedFolder
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
 

@@ -6,22 +6,22 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
+from penstock.api.deltas import form_of
+from penstock.base.errors import UsageError
+from penstock.base.filesystem.append_file import check_new
+from penstock.base.integrations import PASSES_OF_ROWS
 from penstock.checkpoint.store import PASSES, Folder
 from penstock.checkpoint.versions import check_no_version
 from penstock.cli.command_line import check_reading
 from penstock.cli.output import check_writable, place_text
-from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import form_of
-from penstock.errors import UsageError
-from penstock.filesystem.append_file import check_new
-from penstock.integrations import PASSES_OF_ROWS
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.delta_sink import is_stream
 from penstock.io.sources.opening import check_not_read, open_sources
 from penstock.io.sources.seekable_source import check_order
 from penstock.io.table_files import table_path
-from penstock.learning_rates import check_given
-from penstock.options import DeltaOptions, TableChangeOptions, options_of
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.learning_rates import check_given
+from penstock.model.options import DeltaOptions, TableChangeOptions, options_of
 
 
 def check_deltas(args: argparse.Namespace) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.base.errors import MOST_LISTED
 from penstock.cli.output import Output, cache_texts, count, frames_text, input_text, keys_texts, place_text
-from penstock.errors import MOST_LISTED
-from penstock.stats import Report, TableReport
+from penstock.model.stats import Report, TableReport
 
 
 def _ids_text(table: TableReport) -> str:

@@ -8,8 +8,8 @@ import os
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, place_text, several, writing
-from penstock.io.flight import connect
-from penstock.io.flight.connection import as_source
+from penstock.serving.flight import connect
+from penstock.serving.flight.connection import as_source
 
 EXAMPLE = "penstock rollback run1 --to good"
 

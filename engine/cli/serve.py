@@ -13,7 +13,13 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import penstock.interrupts as interrupts
+import penstock.base.interrupts as interrupts
+from penstock.api.deltas import form_of
+from penstock.base.errors import ConfigError, ListenError, UsageError
+from penstock.base.events import report
+from penstock.base.filesystem.descriptors import raise_limit
+from penstock.base.flag_values import local_path, whole
+from penstock.base.validation import is_loopback
 from penstock.checkpoint.store import Folder
 from penstock.cli.command_line import Parser, add_flags, keywords_of, pairs_of
 from penstock.cli.output import (
@@ -29,26 +35,20 @@ from penstock.cli.output import (
 from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
 from penstock.cli.watching import check_library, page_addresses, pages, watching
-from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import form_of
-from penstock.errors import ConfigError, ListenError, UsageError
-from penstock.events import report
-from penstock.filesystem.descriptors import raise_limit
-from penstock.flag_values import local_path, whole
-from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.flight.connection import Address
+from penstock.io.partitions.partition_source import partitions_of, topic_kinds
 from penstock.io.patience import Patience
-from penstock.learning_rates import LearningRates
-from penstock.options import DeltaOptions, OneReaderOptions, ReadingOptions, WatchingOptions, options_of
-from penstock.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
-from penstock.service.connections import wait_for_descriptors
-from penstock.service.limits import Limits
-from penstock.service.replica import ReplicaService
-from penstock.service.sequencer import Saving
-from penstock.service.server import Service
-from penstock.shared.table_reader import NoTablesError, Reader
-from penstock.validation import is_loopback
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.learning_rates import LearningRates
+from penstock.model.options import DeltaOptions, OneReaderOptions, ReadingOptions, WatchingOptions, options_of
+from penstock.serving.flight.connection import Address
+from penstock.serving.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
+from penstock.serving.service.connections import wait_for_descriptors
+from penstock.serving.service.limits import Limits
+from penstock.serving.service.replica import ReplicaService
+from penstock.serving.service.sequencer import Saving
+from penstock.serving.service.server import Service
+from penstock.serving.shared.table_reader import NoTablesError, Reader
 
 EXAMPLE = "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume"
 SCALES = {"N": 1, "S": 1, "MB": 1 << 20}

@@ -6,12 +6,12 @@ import argparse
 import os
 from typing import Any
 
+from penstock.base.errors import InputError, listed
+from penstock.base.events import printable
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, duration, several, size_text
-from penstock.errors import InputError, listed
-from penstock.events import printable
-from penstock.io.flight import Client
-from penstock.io.flight.connection import Address, Connection, as_source
+from penstock.serving.flight import Client
+from penstock.serving.flight.connection import Address, Connection, as_source
 
 EXAMPLE = "penstock status grpc://127.0.0.1:8815"
 # Of a call that the service answers at once.

@@ -6,9 +6,9 @@ import argparse
 import shlex
 from dataclasses import fields
 
+from penstock.base.flag_values import local_path, whole
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several, writing
-from penstock.flag_values import local_path, whole
 from penstock.io.synth import (
     DISTRIBUTIONS,
     DLRM_DIMS,

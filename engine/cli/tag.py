@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from penstock.base.errors import UsageError
+from penstock.base.flag_values import whole
 from penstock.checkpoint.versions import MOST_NOTE, Version, delete_tag, make_tag
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, writing
-from penstock.errors import UsageError
-from penstock.flag_values import whole
 
 EXAMPLE = 'penstock tag run1 good --note "before the new producers"'
 

@@ -8,6 +8,9 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
+from penstock.base.errors import ConfigError, InputError
+from penstock.base.filesystem.file_stores import place_of
+from penstock.base.threads import ThreadTeam
 from penstock.cli.command_line import (
     Parser,
     add_flags,
@@ -17,21 +20,18 @@ from penstock.cli.command_line import (
 )
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
-from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, InputError
-from penstock.filesystem.file_stores import place_of
-from penstock.frames import Frame
-from penstock.gate import Gate
-from penstock.io.connectors.partition_source import TopicKind
+from penstock.core.gate import Gate
+from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
+from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
-from penstock.learning_rates import LearningRates
-from penstock.options import OneReaderOptions, ReadingOptions
-from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.frames import Frame
+from penstock.model.learning_rates import LearningRates
+from penstock.model.options import OneReaderOptions, ReadingOptions
+from penstock.model.stats import Counters, too_stale
 from penstock.pyx.keys.directory import directory_bytes
-from penstock.stats import Counters, too_stale
-from penstock.threads import ThreadTeam
 
 EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2"
 

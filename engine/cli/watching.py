@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from typing import Any
 
-from penstock.integrations import PAGES
+from penstock.base.integrations import PAGES
 from penstock.io.registry import Library
 
 

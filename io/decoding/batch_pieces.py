@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, InputError
+from penstock.base.errors import ConfigError, InputError
 from penstock.io.decoding.coded_tables import CodedTables, coded_tables
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FramePiece, PlainPieces

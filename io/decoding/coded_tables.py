@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.config.id_ranges import ANY_INT64
-from penstock.frames import Rows
 from penstock.io.decoding.columns import ROWS_OF_A_RUN, Runs
 from penstock.io.decoding.schema import Roles
 from penstock.io.decoding.source_batch import TableRun
 from penstock.io.sources.batch import RAISED
+from penstock.model.config.id_ranges import ANY_INT64
+from penstock.model.frames import Rows
 from penstock.pyx.plain_batches import coded_columns
 from penstock.pyx.run_lengths import equal_runs, length_runs
 

@@ -2,7 +2,7 @@
 
 A feature's struct holds the ids that the example looked up, perhaps their weights, and the gradient of the activation
 they were combined into. This module checks and reads the columns; ``example_gradients`` converts them to gradient
-rows, so that frames and errors are those of the row stream. The arithmetic is in ``penstock.activations.combiners``.
+rows, so that frames and errors are those of the row stream. The arithmetic is in ``penstock.model.combiners``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.activations.combiners import gains
-from penstock.config.specs import FeatureSpec
-from penstock.errors import ConfigError, InputError
-from penstock.frames import ROLES
+from penstock.base.errors import ConfigError, InputError
 from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists
 from penstock.io.decoding.example_gradients import ExampleUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
@@ -31,6 +28,9 @@ from penstock.io.decoding.rows import DecodedBatch
 from penstock.io.decoding.schema import Roles, check_types, field_of
 from penstock.io.decoding.string_ids import hashing_hint, holds_text, ids_of
 from penstock.io.sources.batch import Batch
+from penstock.model.combiners import gains
+from penstock.model.config.specs import FeatureSpec
+from penstock.model.frames import ROLES
 
 CHILDREN = ("ids", "weights", "gradient")
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import MAX_TIME
 from penstock.io.decoding.columns import Codes, Float32, Int64, coded, float_lists, integers
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import Batch
+from penstock.model.frames import MAX_TIME
 
 Key = tuple[int | None, Any]  # step, contributor
 

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.array_conversion import as_array, as_arrow, as_numbers
-from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
-from penstock.errors import InputError, UsageError, listed
-from penstock.frames import Frame, Rows
+from penstock.base.array_conversion import as_array, as_arrow, as_numbers
+from penstock.base.errors import InputError, UsageError, listed
+from penstock.base.validation import is_masked
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.role_types import suggestion
-from penstock.validation import is_masked
+from penstock.model.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
+from penstock.model.frames import Frame, Rows
 
 # Created once: comparing with a type creates one each time, as ``int | str`` does.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)

@@ -14,8 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InputError, listed
-from penstock.frames import Frame, FrameRun, Overflows, Position, Rows, time_problem
+from penstock.base.errors import InputError, listed
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -23,6 +22,7 @@ from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_checks import REASONS, SUM_NOT_FINITE, Sizes
 from penstock.io.decoding.source_batch import BadRows, SourceBatch
 from penstock.io.sources.batch import data_bytes
+from penstock.model.frames import Frame, FrameRun, Overflows, Position, Rows, time_problem
 from penstock.pyx.gradient_blocks import GradientBlocks
 
 # The size of a frame's unvalidated gradients, if bad rows are dropped: beyond it the frame is validated while it is

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.specs import FeatureSpec
-from penstock.errors import UsageError, listed
+from penstock.base.errors import UsageError, listed
+from penstock.base.validation import whole
 from penstock.io.decoding.role_types import suggestion
 from penstock.io.decoding.schema import FLOATS, check_columns
-from penstock.options import OneReaderOptions, ReadingOptions
-from penstock.validation import whole
+from penstock.model.config.specs import FeatureSpec
+from penstock.model.options import OneReaderOptions, ReadingOptions
 
 if TYPE_CHECKING:
-    from penstock.config.embedding import EmbeddingConfig
+    from penstock.model.config.embedding import EmbeddingConfig
 
 
 @dataclass(frozen=True)

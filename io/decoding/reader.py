@@ -13,15 +13,15 @@ from contextlib import ExitStack, closing
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
-import penstock.interrupts as interrupts
-from penstock.errors import InputError, listed
-from penstock.frames import Frame, FrameRun
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import InputError, listed
+from penstock.base.validation import INT64_MIN
 from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD, BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.seekable_source import SeekableSource, check_order
-from penstock.validation import INT64_MIN
+from penstock.model.frames import Frame, FrameRun
 
 __all__ = ["FrameReader", "ReadOptions"]
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InputError, listed
-from penstock.frames import ROLES
+from penstock.base.errors import InputError, listed
 from penstock.io.decoding.role_types import fits, nearest
+from penstock.model.frames import ROLES
 
 # Why a role is needed that not every stream plays.
 _WHY = {

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from penstock.array_conversion import is_permuted
-from penstock.errors import close_names
+from penstock.base.array_conversion import is_permuted
+from penstock.base.errors import close_names
 
 WANTED = {
     "id": "any integer type",

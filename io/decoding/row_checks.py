@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.id_ranges import expected, key_type_hint, outside
-from penstock.errors import listed
-from penstock.frames import sum_problem
+from penstock.base.errors import listed
 from penstock.io.decoding.role_types import suggestion
 from penstock.io.decoding.rows import RowBatch
 from penstock.io.decoding.schema import Roles
+from penstock.model.config.id_ranges import expected, key_type_hint, outside
+from penstock.model.frames import sum_problem
 
 Sizes = Mapping[str, tuple[int, int]]  # table → (vocabulary_size, dim)
 

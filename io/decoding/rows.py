@@ -12,9 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.activations.combiners import not_finite
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
-from penstock.frames import Rows
 from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
     Bool,
@@ -28,6 +25,9 @@ from penstock.io.decoding.columns import (
 from penstock.io.decoding.frame_columns import FrameColumns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED, PlainRoles
+from penstock.model.combiners import not_finite
+from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
+from penstock.model.frames import Rows
 from penstock.pyx.gradient_blocks import GradientBlocks
 from penstock.pyx.plain_batches import PlainRows, plain_rows
 

@@ -11,8 +11,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from penstock.errors import InputError, UsageError
-from penstock.frames import ROLES
+from penstock.base.errors import InputError, UsageError
 from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.role_types import (
     WANTED,
@@ -26,6 +25,7 @@ from penstock.io.decoding.role_types import (
 )
 from penstock.io.decoding.string_ids import hashing_hint, holds_text
 from penstock.io.sources.batch import arrow_errors
+from penstock.model.frames import ROLES
 
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InputError
-from penstock.frames import Rows
+from penstock.base.errors import InputError
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.row_checks import REASONS, Sizes, explain, find_bad_rows
 from penstock.io.decoding.rows import DecodedBatch
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import Batch
+from penstock.model.frames import Rows
 
 Codes = npt.NDArray[np.uint8]
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.array_conversion import as_array, as_arrow, is_arrow
-from penstock.errors import InputError
+from penstock.base.array_conversion import as_array, as_arrow, is_arrow
+from penstock.base.errors import InputError
+from penstock.base.validation import MASKED, is_masked
 from penstock.io.decoding.columns import Bool, Int64, coded, integers
 from penstock.io.decoding.role_types import is_text
-from penstock.validation import MASKED, is_masked
 
 # Of 64 bits, all but the sign: the key is the same in tables of int64 and of uint64.
 _BITS = 2**63 - 1

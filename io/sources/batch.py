@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-import penstock.interrupts as interrupts
-from penstock.errors import InputError, PenstockError
-from penstock.frames import Position
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import InputError, PenstockError
 from penstock.io.error_tables import OBJECT_STORE_ERRORS
-from penstock.io.formats.unread_formats import ENCRYPTED_PARQUET
+from penstock.io.table_formats.unread_formats import ENCRYPTED_PARQUET
+from penstock.model.frames import Position
 
 END_KEY = b"penstock.end"
 

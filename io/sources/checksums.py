@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 
 LOG_KEY, BATCH_KEY, CRC_KEY, CLOSED_KEY = b"penstock.log", b"penstock.batch", b"penstock.crc", b"penstock.closed"
 VERSION = b"1"

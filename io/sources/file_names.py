@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.fs
 
 import penstock.io.proxies as proxies
-from penstock.errors import InputError
-from penstock.filesystem.file_stores import place_of
+from penstock.base.errors import InputError
+from penstock.base.filesystem.file_stores import place_of
 from penstock.io.registry import either
 from penstock.io.sources.batch import Batches, Part, arrow_errors
 from penstock.io.sources.source_kinds import source_kind, source_kinds

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.errors import InputError
-from penstock.filesystem.pipes import open_reader
+from penstock.base.errors import InputError
+from penstock.base.filesystem.pipes import open_reader
 from penstock.io.sources.batch import Part, arrow_errors
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_stream import Forward, Mapped, ipc_stream_part, open_stream

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import InputError, PenstockError
+from penstock.base.errors import InputError, PenstockError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame, input_error
 from penstock.io.sources.schema_changes import conformed, difference
 

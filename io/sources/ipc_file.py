@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import InputError, TruncatedInputError
+from penstock.base.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, FlatbufferTable, Messages, message_kind
 from penstock.io.sources.plain_messages import PlainMessages

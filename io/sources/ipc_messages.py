@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 
 # Up to here nothing is refused; beyond, a batch may unpack to so many times its bytes.
 ALWAYS_BYTES = 1 << 25

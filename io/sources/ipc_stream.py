@@ -16,14 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import InputError, PenstockError, TruncatedInputError
-from penstock.io.formats.unread_formats import ENCRYPTED_PARQUET
+from penstock.base.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.sources.batch import RAISED, Batch, Batches, Part, arrow_errors, ends_frame, input_error
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_messages import CONTINUATION, END_MARKER, Framing, Messages
 from penstock.io.sources.parquet import ENCRYPTED, PARQUET, parquet_part
 from penstock.io.sources.plain_messages import PlainMessages
+from penstock.io.table_formats.unread_formats import ENCRYPTED_PARQUET
 
 FEATHER_V1, GZIP = b"FEA1", b"\x1f\x8b"
 # A stream from before Arrow 0.15 begins with the length of its schema message and the offset of its root:

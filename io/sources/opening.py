@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.errors import InputError, UsageError
-from penstock.filesystem.file_stores import place_of
+from penstock.base.errors import InputError, UsageError
+from penstock.base.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.file_names import check_distinct, filesystem_of, is_mark, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file

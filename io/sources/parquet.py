@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from penstock.errors import InputError, TruncatedInputError
+from penstock.base.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
 from penstock.io.sources.parquet_pages import Group, check_pages, read_groups, rows_at_once
 from penstock.io.sources.remote_file import RemoteFile

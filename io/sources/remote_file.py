@@ -1,11 +1,11 @@
-"""Files of object stores for Arrow, which are read in large requests (``penstock.filesystem.read_ahead``)."""
+"""Files of object stores for Arrow, which are read in large requests (``penstock.base.filesystem.read_ahead``)."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.filesystem.read_ahead import Blocks, ThreadCall
+from penstock.base.filesystem.read_ahead import Blocks, ThreadCall
 
 
 class RemoteFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow has no types

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import UsageError
-from penstock.frames import FrameRun, Position
+from penstock.base.errors import UsageError
 from penstock.io.registry import either
 from penstock.io.sources.batch import Source
 from penstock.io.sources.source_kinds import source_kinds
+from penstock.model.frames import FrameRun, Position
 
 if TYPE_CHECKING:
     from penstock.io.decoding.read_options import ReadOptions

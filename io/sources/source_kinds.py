@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from penstock.integrations import SOURCES, declared
+from penstock.base.integrations import SOURCES, declared
 from penstock.io.registry import UriKind
 from penstock.io.sources.batch import Source
 

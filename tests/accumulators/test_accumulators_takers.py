@@ -8,7 +8,7 @@ import pytest
 from limits import HANG_S, until
 
 import penstock as ps
-from penstock.accumulators.taker_gate import TakerGate
+from penstock.contrib.accumulators.taker_gate import TakerGate
 
 # ---- messages and counts
 

@@ -9,8 +9,8 @@ import reference
 from lookups import RAGGED, config_of, engine_of
 
 import penstock as ps
-from penstock.activations import combiners
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model import combiners
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 
 def change(engine, send):

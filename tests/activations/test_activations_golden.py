@@ -12,7 +12,7 @@ import pytest
 from recorded_features import from_features
 
 import penstock as ps
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lookups import config_of
 
 import penstock as ps
-from penstock.functional.embedding_tables import EmbeddingTables
+from penstock.contrib.functional.embedding_tables import EmbeddingTables
 
 UNSIGNED = ps.Dynamic(key_type="uint64")
 EDGES = [-(2**63), -1, 0, 7, 2**40, 2**63 - 1]

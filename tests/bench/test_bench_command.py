@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+from penstock.base.errors import UsageError
 from penstock.bench import cases, machine, peers, runner
 from penstock.cli import main
-from penstock.errors import UsageError
 
 
 def test_names_and_globs_choose_cases():

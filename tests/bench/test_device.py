@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.bench import device, device_own_steps, device_runs
-from penstock.bridge.pallas import canary
+from penstock.rows.bridge import canary
 
 SMALL = ("--any", "--rows", "5000", "--unique", "256")
 
@@ -103,8 +103,8 @@ def test_engines_whose_states_differ_or_that_fail_are_faults(small, mesh_of, mon
 
 
 def test_canaries_run_for_every_kernel_rule_and_dim_of_a_tpu(small, mesh_of, monkeypatch):
-    from penstock.bridge import backends
-    from penstock.bridge.mesh_selection import make_mesh
+    from penstock.rows.bridge import backends
+    from penstock.rows.bridge.mesh_selection import make_mesh
 
     mesh = make_mesh(mesh_of(1))
     monkeypatch.setattr(device, "on_tpu", lambda mesh: True)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.bench.gpu import compiled_steps as steps
-from penstock.bridge.sharding import Layout
+from penstock.rows.bridge.sharding import Layout
 
 STEP_OF = steps.GpuCase("SGD", 32)
 LAYOUT = Layout("t", 10_000, 32, 1, 1, False)

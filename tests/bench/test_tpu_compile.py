@@ -12,8 +12,8 @@ import pytest
 
 from penstock.bench.tpu.moved_bytes import dma_bytes
 from penstock.bench.tpu.results_page import bundles_in
-from penstock.bridge import program_cache
-from penstock.bridge.sharding import Layout
+from penstock.rows.bridge import program_cache
+from penstock.rows.bridge.sharding import Layout
 
 
 @pytest.mark.parametrize("dim", [8, 32, 128])
@@ -37,7 +37,7 @@ def test_only_programs_that_xla_could_move_a_table_for_leave_their_rows_in_hbm(d
 
 WITHOUT_ROUNDING = """
 from penstock.bench.tpu import matrix
-from penstock.bridge import sharding
+from penstock.rows.bridge import sharding
 
 matrix.prepare()
 sharding.TILE_LINES = {tile_lines}
@@ -68,9 +68,9 @@ def test_tables_whose_lines_fill_no_tile_are_copied_and_the_check_finds_it(tile_
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
-    from penstock.bridge.mesh_selection import make_mesh
-    from penstock.bridge.program_cache import jitted, shapes
-    from penstock.updates import UpdateRule
+    from penstock.model.updates import UpdateRule
+    from penstock.rows.bridge.mesh_selection import make_mesh
+    from penstock.rows.bridge.program_cache import jitted, shapes
 
     mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
     layout = Layout("t", 5000, 128, 2, 1, False, 128)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
-from penstock.bridge.stochastic_rounding import key_of, nearest, stochastic
-from penstock.engine import Engine
-from penstock.errors import StateError
+from penstock.api.engine import Engine
+from penstock.base.errors import StateError
+from penstock.rows.bridge.stochastic_rounding import key_of, nearest, stochastic
 
 
 def test_rounding_at_random_gives_one_of_two_neighbours_and_the_right_mean():

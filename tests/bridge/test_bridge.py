@@ -11,18 +11,18 @@ from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
-from penstock.bridge.stacking import Stack
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.placement import Placement
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.errors import ConfigError
-from penstock.initial_rows import InitialRows
+from penstock.api.engine import Engine
+from penstock.base.errors import ConfigError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.placement import Placement
+from penstock.model.config.tables import TableConfig
+from penstock.model.updates import SGD, Adagrad, Ops, UpdateRule, update
 from penstock.pyx.initial_rows import philox_key
-from penstock.updates import SGD, Adagrad, Ops, UpdateRule, update
+from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.program_cache import Programs
+from penstock.rows.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
+from penstock.rows.bridge.stacking import Stack
+from penstock.rows.initial_rows import InitialRows
 
 DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["host", "xla"])

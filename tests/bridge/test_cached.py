@@ -9,7 +9,7 @@ from ipc import log
 from quarantines import read
 
 import penstock as ps
-from penstock.bridge.row_format import UNTOUCHED
+from penstock.rows.bridge.row_format import UNTOUCHED
 
 # Rows on the devices: no step has more than 80 distinct ids of a table.
 SIZES = {"one row": 1, "one step": 80, "a tenth": 0.1, "half": 0.5, "all": 1.0}

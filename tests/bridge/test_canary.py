@@ -15,14 +15,13 @@ from faulty_kernels import Kernel, does_not_compile, off_in_one_line, writes_an_
 from sharing import LocalJob
 
 import penstock as ps
-from penstock.bridge import backends, program_cache, programs
-from penstock.bridge.pallas import canary, tensorcore
-from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import Layout
 from penstock.cli import doctor
-from penstock.metrics import Metrics
-from penstock.shares.joined_reports import joined_problems, joined_variants
-from penstock.updates import UpdateRule
+from penstock.contrib.pages.metrics import Metrics
+from penstock.contrib.shares.joined_reports import joined_problems, joined_variants
+from penstock.model.updates import UpdateRule
+from penstock.rows.bridge import backends, canary, program_cache, programs, tensorcore
+from penstock.rows.bridge.row_format import Line
+from penstock.rows.bridge.sharding import Layout
 
 SHARED, OURS = program_cache.compiled, tensorcore.apply.__wrapped__
 

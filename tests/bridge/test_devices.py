@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.bridge import jax_devices, mesh_selection
-from penstock.bridge.devices import HostMesh
-from penstock.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge import jax_devices, mesh_selection
+from penstock.rows.bridge.devices import HostMesh
+from penstock.rows.bridge.mesh_selection import make_mesh
 
 CODE = """
 import sys
 {before}
 import numpy as np
 import penstock as ps
-from penstock.bridge.mesh_selection import default_mesh
+from penstock.rows.bridge.mesh_selection import default_mesh
 
 config = ps.EmbeddingConfig.from_tables([ps.TableConfig(10, 2, ps.Constant(1.0), ps.SGD(1.0), name="t")])
 engine = ps.Engine(config)
@@ -97,7 +97,9 @@ def test_a_platform_that_is_missing_is_no_silent_fallback_to_the_host():
     environment = os.environ | {"JAX_PLATFORMS": "cuda"}
     command = [sys.executable, "-c", CODE.format(before="")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    error = "penstock.errors.UsageError: JAX_PLATFORMS is 'cuda' and there is no such device here: unset it, or set it"
+    error = (
+        "penstock.base.errors.UsageError: JAX_PLATFORMS is 'cuda' and there is no such device here: unset it, or set it"
+    )
     assert done.stderr.splitlines()[-1].startswith(error)
 
 

@@ -12,9 +12,9 @@ from engines import engine_of, frame
 from limits import HANG_S, in_thread
 
 import penstock as ps
-from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
-from penstock.bridge.sharding import Layout
-from penstock.updates import UpdateRule
+from penstock.model.updates import UpdateRule
+from penstock.rows.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
+from penstock.rows.bridge.sharding import Layout
 
 
 class Fence:

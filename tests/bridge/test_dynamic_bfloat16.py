@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.bridge.stochastic_rounding import key_of, stochastic, words_of
+from penstock.rows.bridge.stochastic_rounding import key_of, stochastic, words_of
 
 OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.RowWiseAdagrad(0.1)]
 

@@ -7,12 +7,12 @@ from dynamic import ALL_POLICIES, churning_steps, config_of, log_of, push
 from engines import stored
 
 import penstock as ps
-from penstock.bridge.backends import formatted
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import LINES, MAX_BUCKET, WRITE_GROWTH, Layout, buckets
-from penstock.bridge.stacking import Stack
-from penstock.updates import UpdateRule
+from penstock.model.updates import UpdateRule
+from penstock.rows.bridge.backends import formatted
+from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.program_cache import Programs
+from penstock.rows.bridge.sharding import LINES, MAX_BUCKET, WRITE_GROWTH, Layout, buckets
+from penstock.rows.bridge.stacking import Stack
 
 XLA = [("xla", "plain"), ("xla", "tiled"), ("pallas", "tiled")]
 

@@ -8,7 +8,7 @@ import pytest
 from device_table import TEAM, bits, host_table, parts_of, some_rows
 
 import penstock as ps
-from penstock.updates import UpdateRule
+from penstock.model.updates import UpdateRule
 
 ADAM = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)))
 ADAGRAD = UpdateRule("adagrad", 1)

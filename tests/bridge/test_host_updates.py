@@ -9,14 +9,14 @@ from evidence import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import host_tables
-from penstock.bridge.device_tables import DeviceTable
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.sharding import Layout, TableDefinition
+from penstock.base.threads import ThreadTeam
+from penstock.model.updates import UPDATES, UpdateRule
 from penstock.pyx.accumulator import targets
 from penstock.pyx.update import rules
-from penstock.threads import ThreadTeam
-from penstock.updates import UPDATES, UpdateRule
+from penstock.rows.bridge import host_tables
+from penstock.rows.bridge.device_tables import DeviceTable
+from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.sharding import Layout, TableDefinition
 
 NUM_SLOTS = {**rules(), "stochastic_gradient_descent": 0}
 NAMES = sorted(set(UPDATES) - {"user_defined_program"})

@@ -7,14 +7,14 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge.packing import Packer
-from penstock.bridge.programs import spread
-from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import Layout
-from penstock.bridge.stacking import MemberRows, Stack
+from penstock.base.threads import ThreadTeam
+from penstock.model.updates import UpdateRule
 from penstock.pyx import partition
-from penstock.threads import ThreadTeam
-from penstock.updates import UpdateRule
+from penstock.rows.bridge.packing import Packer
+from penstock.rows.bridge.programs import spread
+from penstock.rows.bridge.row_format import UNTOUCHED
+from penstock.rows.bridge.sharding import Layout
+from penstock.rows.bridge.stacking import MemberRows, Stack
 
 ADAGRAD = UpdateRule("adagrad", 1)
 

@@ -5,7 +5,7 @@ import pytest
 from cache_logs import words, zipf
 from cache_rule import fewest_misses, simulated
 
-from penstock.bridge.row_cache import RowCache
+from penstock.rows.bridge.row_cache import RowCache
 
 ALL = 10**6
 

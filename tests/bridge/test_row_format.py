@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.bridge import backends, program_cache
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.pallas import tensorcore
-from penstock.bridge.programs import BY_ROW
-from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import Layout
-from penstock.errors import ConfigError
-from penstock.updates import UPDATES
+from penstock.base.errors import ConfigError
+from penstock.model.updates import UPDATES
+from penstock.rows.bridge import backends, program_cache, tensorcore
+from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.programs import BY_ROW
+from penstock.rows.bridge.row_format import UNTOUCHED
+from penstock.rows.bridge.sharding import Layout
 
 # ---- arrays
 

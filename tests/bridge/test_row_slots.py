@@ -10,8 +10,8 @@ import pytest
 from device_table import shapes_of
 
 import penstock as ps
-from penstock.bridge.sharding import Layout
 from penstock.cli import main
+from penstock.rows.bridge.sharding import Layout
 
 ROWS, DIM = 40, 8
 
@@ -87,7 +87,7 @@ def test_a_slot_as_wide_as_the_weights_is_refused(tmp_path, form):
     wide = np.repeat(parts["accumulators"], DIM, axis=1)
     if form == "orbax":
         pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
-        from penstock.io.formats.orbax_checkpoint import save_tree
+        from penstock.contrib.formats.orbax_checkpoint import save_tree
 
         save_tree(tmp_path / "tree", {"user": {**parts, "accumulators": wide}})
     else:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.device_own_steps import sums_by_runs
-from penstock.bridge.segment_sums import MOST_TERMS, RUN, SegmentSums, SumSizes, Values, level_sizes, summed
+from penstock.rows.bridge.segment_sums import MOST_TERMS, RUN, SegmentSums, SumSizes, Values, level_sizes, summed
 
 
 def by_plan(segments, num_segments, values, sizes=None, num_pads=0):

@@ -12,13 +12,13 @@ from jax.experimental.pallas import tpu as pltpu
 from row_kernel import some_steps
 
 import penstock as ps
-from penstock.bridge import backends, program_cache
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.pallas import canary, sparsecore, tensorcore
-from penstock.bridge.sharding import Layout
 from penstock.cli import doctor
-from penstock.functional.embedding_tables import EmbeddingTables
-from penstock.updates import UPDATES
+from penstock.contrib import sparsecore
+from penstock.contrib.functional.embedding_tables import EmbeddingTables
+from penstock.model.updates import UPDATES
+from penstock.rows.bridge import backends, canary, program_cache, tensorcore
+from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.sharding import Layout
 
 RULES = sorted(set(UPDATES) - {"user_defined_program"})
 # Dims that fill registers, whose rows divide lines or do not.

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
-from penstock.bridge import dispatcher, stacking
-from penstock.bridge.sharding import largest_bucket
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.errors import ConfigError, StateError
+from penstock.api.engine import Engine
+from penstock.base.errors import ConfigError, StateError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.rows.bridge import dispatcher, stacking
+from penstock.rows.bridge.sharding import largest_bucket
 
 # (rows, dim): several of one dim, two dims that share arrays on a TPU, a table of one row.
 SIZES = [(300, 8), (3, 8), (1025, 24), (90, 8), (1, 24)]

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import stacking
-from penstock.bridge.sharding import Layout, TableDefinition
-from penstock.bridge.stacking import stacked
-from penstock.updates import UpdateRule
+from penstock.model.updates import UpdateRule
+from penstock.rows.bridge import stacking
+from penstock.rows.bridge.sharding import Layout, TableDefinition
+from penstock.rows.bridge.stacking import stacked
 
 ADAGRAD = UpdateRule("adagrad", 1)
 

@@ -6,8 +6,8 @@ from device_table import bytes_of, rule_of, some_rows, started, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import sharding
-from penstock.bridge.sharding import Layout
+from penstock.rows.bridge import sharding
+from penstock.rows.bridge.sharding import Layout
 
 # Lines per device before they are rounded up: of 1 and 3 devices, around multiples of 8.
 AROUND_TILES = [(128, 1024, 1, 1024), (128, 1024, 3, 342), (64, 2048, 1, 1024), (24, 3000, 1, 615), (24, 1024, 1, 205)]

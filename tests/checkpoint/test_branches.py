@@ -16,13 +16,13 @@ from services import config_of as service_config
 from versions import HookedStore, Killed, check_tags, files, rewrite, saved
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint import store
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import Version, branch
 from penstock.cli import main
-from penstock.filesystem import atomic_files
-from penstock.lineage import Lineage, Parent
+from penstock.model.lineage import Lineage, Parent
 
 STRIDE = 1 if IS_EVIDENCE else 3
 

@@ -6,7 +6,7 @@ from checkpoints import LOG, ROWS, commits, config_of, engine_of, everything, un
 
 import penstock as ps
 import penstock.updates as o
-from penstock.errors import StateError
+from penstock.base.errors import StateError
 
 # ---- save and restore
 

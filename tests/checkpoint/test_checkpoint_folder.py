@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.base.errors import StateError
 from penstock.checkpoint.manifests import digest_of
 from penstock.checkpoint.records import MAGIC, Record, read_records
 from penstock.checkpoint.store import Folder
-from penstock.errors import StateError
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     def no_locks(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("penstock.filesystem.atomic_files.fcntl.flock", no_locks)
+    monkeypatch.setattr("penstock.base.filesystem.atomic_files.fcntl.flock", no_locks)
     with pytest.raises(OSError, match="No locks available") as caught:
         Folder(folder).lock()
     assert caught.value.filename == str(folder / ".lock")

@@ -8,7 +8,7 @@ from device_table import addresses_of
 from ipc import write
 
 import penstock as ps
-from penstock.errors import InputError, StateError, UsageError
+from penstock.base.errors import InputError, StateError, UsageError
 
 # ---- runs that are resumed
 

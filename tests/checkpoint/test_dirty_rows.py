@@ -12,10 +12,10 @@ from penstock.checkpoint.incremental import CommitContents, Saved, Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.writer import Ring
-from penstock.core import Pushed
-from penstock.frames import NO_FRAMES, Coalesced, SummedArrays
+from penstock.core.engine_core import Pushed
+from penstock.model.frames import NO_FRAMES, Coalesced, SummedArrays
+from penstock.model.stats import Counters
 from penstock.pyx import dirty_bits as kernel
-from penstock.stats import Counters
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))

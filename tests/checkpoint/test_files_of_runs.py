@@ -17,8 +17,8 @@ from ipc import write
 from versions import Killed
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.store import Folder
-from penstock.filesystem import atomic_files
 
 CONFIG = config_of()
 STEPS = 6

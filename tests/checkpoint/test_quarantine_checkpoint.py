@@ -13,8 +13,8 @@ from limits import HANG_S
 from quarantines import rows_of
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.source_positions import Positions
-from penstock.filesystem import atomic_files
 
 CONFIG = table(rate="constant: 0.5") + "mode: TRAINING\n"
 NUM_FRAMES = 12

@@ -12,12 +12,12 @@ from dynamic import push as push_keys
 from rollbacks import CONFIGS, KINDS, bits, check_continues, next_clock, push, rows_of_frame, trained
 
 import penstock as ps
+from penstock.api.deltas import Deltas
 from penstock.checkpoint.manifests import digest_of
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
-from penstock.deltas import Deltas
-from penstock.metrics import Metrics
-from penstock.options import DeltaOptions
+from penstock.contrib.pages.metrics import Metrics
+from penstock.model.options import DeltaOptions
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from rollbacks import CONFIGS, bits, push, rows_of_frame, trained
 from sharing import LocalJob
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
-from penstock.filesystem import atomic_files
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

@@ -15,10 +15,10 @@ from sharing import LocalJob
 from versions import CONFIG, check_tags, files, removed_after, rewrite, saved, step
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint import versions
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
-from penstock.filesystem import atomic_files
 
 # ---- what a tag keeps, and what it names
 

@@ -13,10 +13,10 @@ from faults.operations import Watched, failing
 from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
+from penstock.base.filesystem.file_stores import LocalStore
 from penstock.checkpoint import store
 from penstock.checkpoint.store import ABANDONED_S, Folder
-from penstock.filesystem import atomic_files
-from penstock.filesystem.file_stores import LocalStore
 
 STRIDE = 1 if IS_EVIDENCE else 3
 

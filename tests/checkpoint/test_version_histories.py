@@ -15,10 +15,10 @@ from faults.operations import Watched, failing
 from versions import CONFIG, Killed, check_tags, rewrite, step
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import Version, branch, delete_tag
-from penstock.filesystem import atomic_files
 
 NAMES = ("a", "b", "c.d")
 LENGTH = 24

@@ -11,9 +11,9 @@ from ipc import write
 from limits import HANG_S, until
 
 import penstock as ps
-from penstock import pipeline
 from penstock.checkpoint.store import Folder
 from penstock.cli import main
+from penstock.core import pipeline
 
 CONFIG = config_of()
 

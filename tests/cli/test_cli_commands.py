@@ -13,7 +13,7 @@ from ipc import write
 import penstock as ps
 import penstock.cli.demo
 from penstock.cli import main
-from penstock.config.engine_config_pb2 import TableSettings
+from penstock.model.config.engine_config_pb2 import TableSettings
 
 CONFIG = ONE_TABLE
 NO_FORMULA = CONFIG.replace("adagrad {}", "mdl_adagrad_light {}")

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import batch, config_of
 from ipc import write
 
-from penstock.shares.ray.cluster import started
+from penstock.contrib.ray.cluster import started
 
 
 @pytest.fixture

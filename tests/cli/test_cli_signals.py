@@ -20,8 +20,8 @@ from limits import HANG_S, suspend, until
 
 import penstock as ps
 from penstock.cli.output import ProgressLine, progress_text
-from penstock.gate import Gate
-from penstock.stats import Counters
+from penstock.core.gate import Gate
+from penstock.model.stats import Counters
 
 CONFIG = table(rows=5000) + "mode: TRAINING\n"
 IDS = range(1000)
@@ -93,7 +93,7 @@ def test_every_signal_that_would_end_a_command_interrupts_it():
     """In a process that exists only for this: one that handles none of them by itself."""
     script = """
 import os, signal
-import penstock.interrupts as interrupts
+import penstock.base.interrupts as interrupts
 names = "HUP INT QUIT TERM USR1 USR2 ALRM VTALRM PROF XCPU".split()
 for number in [*(getattr(signal, f"SIG{name}") for name in names), getattr(signal, "SIGRTMIN", signal.SIGHUP)]:
     interrupts.install()
@@ -216,7 +216,7 @@ from penstock.__main__ import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["penstock", "penstock.__main__", "penstock.interrupts"]
+    assert done.stdout.split() == ["penstock", "penstock.__main__", "penstock.base.interrupts"]
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"penstock": "penstock.__main__:main"}
 

@@ -12,7 +12,7 @@ from cli import outcome
 from ipc import write
 
 import penstock as ps
-from penstock.io.formats.orbax_checkpoint import save_tree
+from penstock.contrib.formats.orbax_checkpoint import save_tree
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_the_modules_of_a_framework_say_what_to_install(library, module, monkeyp
 
 def test_an_engine_and_a_service_load_no_torch():
     code = (
-        "import sys, penstock as ps, penstock.service.server, penstock.io.flight\n"
+        "import sys, penstock as ps, penstock.serving.service.server, penstock.io.flight\n"
         "ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, optimizer=ps.SGD(0.1))]))\n"
         "sys.exit('torch' in sys.modules)"
     )
@@ -78,7 +78,7 @@ def test_a_replay_and_a_service_need_neither(replay):
 
 def test_a_job_needs_neither():
     pytest.importorskip("ray")
-    words = "import penstock.shares.ray.job, penstock.cli.serve"
+    words = "import penstock.contrib.ray.job, penstock.cli.serve"
     subprocess.run([sys.executable, "-c", code("--version") + f"; {words}"], check=True, capture_output=True)
 
 

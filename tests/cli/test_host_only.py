@@ -13,7 +13,7 @@ from cli import TWO_TABLES, frame, started
 from limits import until
 from services import Process
 
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 CONFIG = TWO_TABLES
 CODE = """
@@ -94,7 +94,7 @@ ENGINE = """
 import sys
 import numpy as np
 import penstock as ps
-from penstock.metrics import Metrics
+from penstock.contrib.pages.metrics import Metrics
 
 table = ps.TableConfig(10, 2, ps.Constant(1.0), ps.SGD(1.0), combiner="sum", name="t")
 config = ps.EmbeddingConfig.from_features({"f": ps.FeatureConfig(table)}, batch_size=1)

@@ -14,7 +14,7 @@ from commands_below import below
 from ipc import write
 
 import penstock as ps
-from penstock.tables.table_io import LoadedTables
+from penstock.rows.table_io import LoadedTables
 
 CONFIG = table() + table("item", 20, 3, "adam { beta1: 0.9 beta2: 0.99 epsilon: 1e-8 }") + "mode: TRAINING\n"
 MB = 1 << 20
@@ -404,7 +404,7 @@ def test_exported_rows_that_are_not_finite_are_reported_and_refused(tmp_path, co
 
 
 def test_tensors_that_are_not_finite_are_refused_with_their_number(tmp_path, refusal, monkeypatch):
-    monkeypatch.setattr("penstock.io.formats.tensor_blocks._BLOCK_BYTES", 64)
+    monkeypatch.setattr("penstock.io.table_formats.tensor_blocks._BLOCK_BYTES", 64)
     rows = rows_of(50, 2)
     rows[[3, 49], 1] = np.nan, np.inf
     folder_of(tmp_path / "source", user=rows)

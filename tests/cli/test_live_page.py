@@ -11,7 +11,7 @@ from browser import WIDTHS
 from cli import started, table
 from limits import HANG_S, until
 
-from penstock.cli.pages.monitoring import page_text
+from penstock.contrib.pages.monitoring import page_text
 
 CONFIG = table() + table("<b>item") + "mode: TRAINING\n"
 

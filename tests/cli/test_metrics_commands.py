@@ -18,9 +18,9 @@ from limits import HANG_S
 from scrapes import batches, config_of, scraped
 
 import penstock as ps
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.cli.pages.http_server import Server, address_of
-from penstock.errors import UsageError
+from penstock.contrib.pages.http_server import Server, address_of
 
 CONFIG = ONE_TABLE
 
@@ -97,7 +97,7 @@ def test_a_tracer_gets_a_span_for_the_run_and_for_every_step():
     engine = ps.Engine(config_of(), num_required=2)
     engine.watch.tracer = Tracer()
     report = engine.run(batches(), on_bad_row="drop")
-    assert began == ["penstock.run", *["penstock.step"] * report.steps]
+    assert began == ["penstock.api.run", *["penstock.step"] * report.steps]
 
 
 def test_runs_are_logged_by_the_logging_module(caplog):
@@ -115,6 +115,6 @@ def test_runs_are_logged_by_the_logging_module(caplog):
 
 
 def test_only_warnings_are_printed_without_logging_configured():
-    code = "import penstock.telemetry as w; w.log.info('run began'); w.log.warning('2 of 3 frames were stale')"
+    code = "import penstock.core.telemetry as w; w.log.info('run began'); w.log.warning('2 of 3 frames were stale')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "2 of 3 frames were stale\n")

@@ -14,7 +14,7 @@ from limits import HANG_S
 from services import self_signed
 
 from penstock.cli import main
-from penstock.cli.pages.http_server import JSON, Server
+from penstock.contrib.pages.http_server import JSON, Server
 
 CONFIG = ONE_TABLE
 PATHS = ("/", "/live.json", "/metrics", "/health", "/absent")

@@ -14,10 +14,10 @@ from cli import frame, table
 from ipc import write
 
 from penstock.cli import main
-from penstock.cli.pages.html_report import covered, flow_of, frequencies, norms_of
-from penstock.cli.pages.id_statistics import IdUses
-from penstock.sampling import Moment
-from penstock.svg import lines
+from penstock.contrib.pages.html_report import covered, flow_of, frequencies, norms_of
+from penstock.contrib.pages.id_statistics import IdUses
+from penstock.contrib.pages.svg import lines
+from penstock.core.sampling import Moment
 
 CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
 
@@ -48,7 +48,7 @@ def headings(page):
 
 
 def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
-    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
+    monkeypatch.setattr("penstock.core.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
     _, report = call(0, "replay", *files, "--on-bad-row", "drop", "--report", tmp_path / "page")
     page = page_of(tmp_path / "page")
     assert headings(page) == [
@@ -72,7 +72,7 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
 
 
 def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)
+    monkeypatch.setattr("penstock.core.sampling.ALLOWANCE_S", 60.0)
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("adagrad {}", "stochastic_gradient_descent {}"))
     gradient = pa.array([[1e30, 1.0]] * 3, pa.list_(pa.float32(), 2))
     log = write(tmp_path / "l.arrows", [frame(0, range(3), gradient=gradient)])
@@ -147,7 +147,7 @@ def test_a_line_breaks_where_nothing_arrived():
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("num_frames", [1, 30])
 def test_the_page_fits_its_window_and_shows_a_single_sample(num_frames, width, tmp_path, browser, monkeypatch):
-    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
+    monkeypatch.setattr("penstock.core.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
     names = ["user", "table_" + "x" * 80]
     (tmp_path / "t.pbtxt").write_text("".join(map(table, names)) + "mode: TRAINING\n")
     log = write(tmp_path / "log.arrows", [frame(step, (7, 8), table=names) for step in range(num_frames)])

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
 from penstock.io.synth import SynthOptions
 
 command_line = importlib.import_module("penstock.cli.main")

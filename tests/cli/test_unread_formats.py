@@ -170,7 +170,7 @@ def test_damage_is_reported_where_a_checksum_or_a_length_shows_it(tmp_path, conf
 def test_an_error_of_penstock_is_not_reported_as_damage(tmp_path, config, monkeypatch):
     """A fault in a reader is a bug, which a traceback shows, and not the loss of the user's file."""
     np.savez(tmp_path / "m.npz", user=ROWS)
-    monkeypatch.setattr("penstock.io.formats.numpy_files.WholeTensor", lambda load: load.missing)
+    monkeypatch.setattr("penstock.contrib.formats.numpy_files.WholeTensor", lambda load: load.missing)
     from penstock.cli import main
 
     with pytest.raises(AttributeError, match="missing"):

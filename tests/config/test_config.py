@@ -7,13 +7,13 @@ import pytest
 from google.protobuf import text_format
 from text_configs import PLAIN, TABLE, engine, plain
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.specs import FeatureSpec
-from penstock.config.tables import TableConfig, TruncatedNormal, Uniform
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.errors import ConfigError
-from penstock.updates import SGD, Adagrad, DynamicLearningRate, UpdateRule
+from penstock.base.errors import ConfigError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.engine_config_pb2 import EngineConfig
+from penstock.model.config.specs import FeatureSpec
+from penstock.model.config.tables import TableConfig, TruncatedNormal, Uniform
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.updates import SGD, Adagrad, DynamicLearningRate, UpdateRule
 
 
 def test_a_table_is_read_whole():

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizer_protos import optimization_parameters
-from penstock.config.tables import Constant, RowIdInitializer
-from penstock.updates import OPTIMIZERS, OWN_OPTIMIZERS, UPDATES, WITHOUT_FORMULA, UserDefinedProgram, update_rule
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.optimization_parameters_pb2 import OptimizationParameters
+from penstock.model.config.optimizer_protos import optimization_parameters
+from penstock.model.config.tables import Constant, RowIdInitializer
+from penstock.model.updates import OPTIMIZERS, OWN_OPTIMIZERS, UPDATES, WITHOUT_FORMULA, UserDefinedProgram, update_rule
 
 
 def halve(gradient, weights, *slots):

@@ -8,7 +8,7 @@ from text_configs import WORKED_BYTES, serialized
 
 import penstock
 from penstock import Adagrad, EmbeddingConfig, FeatureConfig, QuantizationConfig, TableConfig
-from penstock.config.features import flatten, pack, shape_of
+from penstock.model.config.features import flatten, pack, shape_of
 
 
 def two_tables(**kwargs):

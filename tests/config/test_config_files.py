@@ -6,11 +6,11 @@ import re
 import pytest
 from text_configs import WORKED_BYTES
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.features import FeatureConfig
-from penstock.config.tables import TableConfig, Uniform
-from penstock.errors import ConfigError
-from penstock.updates import SGD, Adagrad, AdagradMomentum, Adam
+from penstock.base.errors import ConfigError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.features import FeatureConfig
+from penstock.model.config.tables import TableConfig, Uniform
+from penstock.model.updates import SGD, Adagrad, AdagradMomentum, Adam
 
 PLAIN = """table_descriptor { name: "a" vocabulary_size: 10 dimension: 4
   optimization_parameters { adagrad { } learning_rate { constant: 0.5 } } }"""

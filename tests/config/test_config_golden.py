@@ -14,8 +14,8 @@ from recorded_features import arguments, from_features
 from text_configs import serialized
 
 import penstock
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.learning_rates import LearningRates
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.learning_rates import LearningRates
 
 KINDS = {"ValueError": ValueError, "TypeError": TypeError, "AttributeError": AttributeError}
 

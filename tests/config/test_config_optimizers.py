@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizer_protos import optimization_parameters
-from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
-from penstock.errors import ConfigError
-from penstock.updates import (
+from penstock.base.errors import ConfigError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.optimizer_protos import optimization_parameters
+from penstock.model.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
+from penstock.model.updates import (
     FTRL,
     SGD,
     Adagrad,

@@ -8,12 +8,12 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from text_configs import serialized
 
-from penstock.config.engine_config_pb2 import DESCRIPTOR as ENGINE_FILE
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.optimization_parameters_pb2 import DESCRIPTOR as PARAMETERS_FILE
-from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.tpu_embedding_configuration_pb2 import DESCRIPTOR as CONFIGURATION_FILE
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.config.engine_config_pb2 import DESCRIPTOR as ENGINE_FILE
+from penstock.model.config.engine_config_pb2 import EngineConfig
+from penstock.model.config.optimization_parameters_pb2 import DESCRIPTOR as PARAMETERS_FILE
+from penstock.model.config.optimization_parameters_pb2 import OptimizationParameters
+from penstock.model.config.tpu_embedding_configuration_pb2 import DESCRIPTOR as CONFIGURATION_FILE
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 
 def without_json_names(file):

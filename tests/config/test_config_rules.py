@@ -5,10 +5,10 @@ import cProfile
 import pytest
 from text_configs import FEATURE, PLAIN, TABLE, engine, plain
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.errors import ConfigError
-from penstock.updates import SGD
+from penstock.base.errors import ConfigError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
+from penstock.model.updates import SGD
 
 
 def dynamic(*tags):

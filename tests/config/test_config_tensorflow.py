@@ -38,7 +38,7 @@ print("parsed")
 
 SAME_SCHEMA = """
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2, tpu_embedding_configuration_pb2
-from penstock.config import optimization_parameters_pb2 as our_parameters
+from penstock.model.config import optimization_parameters_pb2 as our_parameters
 def fields(message):
     return {
         (f.name, f.number, f.type, f.is_repeated, f.containing_oneof.name if f.containing_oneof else None)
@@ -64,7 +64,7 @@ print("same schema")
 SAME_CLASSES = """
 import inspect
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2
-from penstock.config.optimizer_protos import optimization_parameters
+from penstock.model.config.optimizer_protos import optimization_parameters
 theirs = tf.tpu.experimental.embedding
 for name in ("SGD", "Adagrad", "AdagradMomentum", "FTRL", "Adam"):
     their, our = getattr(theirs, name), getattr(penstock, name)

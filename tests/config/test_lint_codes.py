@@ -8,10 +8,10 @@ from google.protobuf import text_format
 from text_configs import FEATURE, GOOD, PLAIN, engine_text
 
 import penstock
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.lint import lint
-from penstock.config.lint.findings import RULES
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.engine_config_pb2 import EngineConfig
+from penstock.model.config.lint import lint
+from penstock.model.config.lint.findings import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,9 +6,9 @@ import pytest
 from text_configs import GOOD, engine_text
 
 import penstock
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.lint import lint
-from penstock.config.text_format import read
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.lint import lint
+from penstock.model.config.text_format import read
 
 
 def written(tmp_path, text):

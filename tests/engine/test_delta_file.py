@@ -12,7 +12,7 @@ from deltas import ALL_COLUMNS, bytes_of, equal, follow, follower_of, numbers, t
 from faults.operations import full_disk
 
 import penstock as ps
-from penstock.filesystem import atomic_files
+from penstock.base.filesystem import atomic_files
 from penstock.io.sources.opening import open_source
 
 

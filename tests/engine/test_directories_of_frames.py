@@ -8,8 +8,8 @@ import pytest
 from batches import batch
 
 import penstock as ps
+from penstock.base.errors import InputError
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.errors import InputError
 
 ROWS, DIM = 30, 2
 

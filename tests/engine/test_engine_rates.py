@@ -7,7 +7,7 @@ from batches import batch
 from engines import column, engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.updates import DynamicLearningRate
+from penstock.model.updates import DynamicLearningRate
 
 # ---- learning rates
 

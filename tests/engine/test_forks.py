@@ -17,8 +17,8 @@ from services import Process, config_of
 from services import frame as service_frame
 
 import penstock as ps
-from penstock.io.flight import connect
-from penstock.io.targets.python_function import PythonFunction
+from penstock.contrib.targets.python_function import PythonFunction
+from penstock.serving.flight import connect
 
 # jax warns of any fork.
 pytestmark = [
@@ -150,7 +150,7 @@ def test_a_fork_waits_for_the_step_of_another_thread():
 
 
 def test_a_child_of_an_unfinished_step_is_refused_instead_of_hanging(monkeypatch):
-    monkeypatch.setattr("penstock.gate.FORK_WAIT_S", 0.0)
+    monkeypatch.setattr("penstock.core.gate.FORK_WAIT_S", 0.0)
     engine = engine_of()
     entered, leave = threading.Event(), threading.Event()
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import interrupts
+from penstock.base import interrupts
+from penstock.base.errors import InputError
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.core import EngineCore, StepObserver
-from penstock.errors import InputError
-from penstock.frames import Frame, FrameRun
+from penstock.core.engine_core import EngineCore, StepObserver
 from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD
 from penstock.io.decoding.reader import joined
+from penstock.model.frames import Frame, FrameRun
 from penstock.pyx.gradient_blocks import GradientBlocks
 
 ROWS, DIM = 20, 2

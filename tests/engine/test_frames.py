@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
 
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
 
 # ---- where a frame ends
 

@@ -15,8 +15,8 @@ from engines import frame, zeroed
 from limits import HANG_S, in_thread
 
 import penstock as ps
-from penstock.frames import MAX_CONTRIBUTORS
-from penstock.gate import Gate
+from penstock.core.gate import Gate
+from penstock.model.frames import MAX_CONTRIBUTORS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import signal
 
 from limits import in_thread
 
-from penstock.gate import Gate
+from penstock.core.gate import Gate
 
 AGAIN_S = 0.05  # the interrupt comes again where a callback of the garbage collector swallowed it
 

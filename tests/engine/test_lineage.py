@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import DeltasGoneError
-from penstock.lineage import MOST_EPOCHS, Lineage
+from penstock.base.errors import DeltasGoneError
+from penstock.model.lineage import MOST_EPOCHS, Lineage
 
 STEPS = itertools.count()
 

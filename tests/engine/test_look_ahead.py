@@ -7,10 +7,10 @@ from batches import batch
 from ipc import log, stream
 
 import penstock as ps
-from penstock.errors import InputError
-from penstock.frames import FrameRun
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
+from penstock.model.frames import FrameRun
 
 SETS = {
     "near": ps.Placement("cached", device_bytes=400, look_ahead=1),
@@ -94,7 +94,7 @@ def ran(monkeypatch, source, config=None, num_required=1, quarantines=None, **op
         {"on_bad_row": f"quarantine={quarantines / item}"} if quarantines else {} for item in ("plain", "ahead")
     )
     engine, plain = (ps.Engine(config or config_of(), num_required=num_required) for _ in range(2))
-    monkeypatch.setattr("penstock.run.looked_ahead", lambda _: {})
+    monkeypatch.setattr("penstock.api.run.looked_ahead", lambda _: {})
     expected = plain.run(source(), **options, **plainly)
     monkeypatch.undo()
     uses = Uses(engine, monkeypatch)
@@ -172,7 +172,7 @@ def test_an_error_ahead_ends_the_run_when_the_frames_before_it_are_applied(monke
             monkeypatch.undo()
             Uses(engine, monkeypatch)
         else:
-            monkeypatch.setattr("penstock.run.looked_ahead", lambda _: {})
+            monkeypatch.setattr("penstock.api.run.looked_ahead", lambda _: {})
         with pytest.raises(InputError, match="9999"):
             engine.run(actual, checkpoint=tmp_path / str(is_ahead), every=2)
         hashes.append(engine.state_hash())
@@ -204,7 +204,7 @@ def test_a_run_that_is_limited_reads_no_further(monkeypatch):
 
 def test_a_run_continues_with_the_frames_in_the_gate(monkeypatch):
     engine = ps.Engine(config_of(), num_required=4)
-    monkeypatch.setattr("penstock.run.looked_ahead", lambda _: {})
+    monkeypatch.setattr("penstock.api.run.looked_ahead", lambda _: {})
     assert engine.run(list(batches(6))).pending == 2
     monkeypatch.undo()
     uses = Uses(engine, monkeypatch)

@@ -27,9 +27,9 @@ from scrapes import (
 )
 
 import penstock as ps
-from penstock.cli.pages.http_server import PLAIN, TEXT, Server
-from penstock.cli.pages.monitoring import Watching
-from penstock.metrics import SERVICE_METRICS, Metrics, quantile
+from penstock.contrib.pages.http_server import PLAIN, TEXT, Server
+from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, quantile
+from penstock.contrib.pages.monitoring import Watching
 
 
 def test_a_scrape_counts_frames_during_a_run_and_equals_the_report_at_its_end():

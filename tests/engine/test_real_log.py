@@ -10,8 +10,8 @@ from batches import batch
 from engines import engine_of
 from oracle import adagrad, coalesce
 
-from penstock.core import StepObserver
-from penstock.updates import Adagrad
+from penstock.core.engine_core import StepObserver
+from penstock.model.updates import Adagrad
 
 LR, DIM, WORDS = 0.1, 8, 1083
 MODES = list(itertools.product([1, 3], ["mean", "sum"], [("center",), ("center", "context")]))

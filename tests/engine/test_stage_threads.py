@@ -10,7 +10,7 @@ from deltas import ALL_COLUMNS, equal, follow, follower_of, step, tables_of
 from limits import HANG_S, in_thread
 
 import penstock as ps
-from penstock.deltas import Deltas
+from penstock.api.deltas import Deltas
 from penstock.io.delta_format import DeltaForm
 
 NEVER_STALE = 1 << 40

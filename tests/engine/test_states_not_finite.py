@@ -10,8 +10,8 @@ import pytest
 from every_optimizer import EVERY, NON_LAZY, named
 
 import penstock as ps
-import penstock.core
-from penstock.bridge.devices import HostMesh
+import penstock.core.engine_core
+from penstock.rows.bridge.devices import HostMesh
 
 NUM_ROWS, DIM = 20, 3
 # Gradients whose squares, sums of steps or quotients leave the finite range with some optimizer.
@@ -29,7 +29,7 @@ def rows_not_finite(engine):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("optimizer", EVERY + NON_LAZY, ids=named(EVERY + NON_LAZY))
 def test_every_row_that_became_so_counts_once(optimizer, native, monkeypatch):
-    monkeypatch.setattr(penstock.core, "SMALL_ROWS", 4096 if native else 0)
+    monkeypatch.setattr(penstock.core.engine_core, "SMALL_ROWS", 4096 if native else 0)
     rng, engine, ever, first = np.random.default_rng(7), engine_of(optimizer), set(), ""
     for step in range(6):
         ids = rng.permutation(NUM_ROWS - 2)[:6]

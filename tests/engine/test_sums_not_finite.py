@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-import penstock.core
-import penstock.pipeline
+import penstock.core.engine_core
+import penstock.core.pipeline
 
 RATE = 2.0**-10
 VALUES = [1.0, -2e30, 4e37, 1.7e38, -1.7e38, 3.4e38, -3.4e38]
@@ -76,8 +76,8 @@ def test_the_same_rows_are_refused_for_any_batches_threads_and_gates(
 ):
     table, dropped, first = expected(frames, num_required, reduction == "mean", drops)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(penstock.core, "SMALL_ROWS", small)
-        patch.setattr(penstock.pipeline, "ROWS_WORTH_SPLITTING", 2 if threads > 1 else 1 << 14)
+        patch.setattr(penstock.core.engine_core, "SMALL_ROWS", small)
+        patch.setattr(penstock.core.pipeline, "ROWS_WORTH_SPLITTING", 2 if threads > 1 else 1 << 14)
         engine = engine_of(num_required=num_required, reduction=reduction, threads=threads)
         run = {"on_bad_row": "drop" if drops else "error", "flush": False}
         if first is None:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from penstock import control_groups, threads
-from penstock.threads import ThreadTeam
+from penstock.base import control_groups, threads
+from penstock.base.threads import ThreadTeam
 
 
 def test_an_error_is_raised_after_the_last_task_has_ended():

@@ -16,7 +16,7 @@ from limits import HANG_S, until
 from scripts import ROOT
 from services import config_of, frame, free_port, self_signed
 
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 UNITS = ("penstock-serve.service", "penstock-follow.service", "penstock-replica.service")
 EXAMPLES = ROOT / "examples"

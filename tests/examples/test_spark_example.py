@@ -11,7 +11,7 @@ import pytest
 from scripts import ROOT
 from services import Process, config_of, frame, replayed
 
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs java")
 

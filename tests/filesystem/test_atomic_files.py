@@ -7,7 +7,7 @@ import os
 import pytest
 from faults.operations import Watched, failing, short_write
 
-from penstock.filesystem import atomic_files
+from penstock.base.filesystem import atomic_files
 
 
 @pytest.fixture

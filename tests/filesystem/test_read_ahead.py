@@ -5,9 +5,9 @@ import pyarrow.fs
 import pytest
 from object_store import ObjectStore
 
+from penstock.base.filesystem import read_ahead
+from penstock.base.filesystem.file_stores import RemoteStore
 from penstock.checkpoint.records import MAGIC, Record, read_records
-from penstock.filesystem import read_ahead
-from penstock.filesystem.file_stores import RemoteStore
 
 
 @pytest.fixture

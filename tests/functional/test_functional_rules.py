@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.bridge import apply
-from penstock.functional.embedding_tables import EmbeddingTables
-from penstock.updates import from_optax
+from penstock.contrib.functional.embedding_tables import EmbeddingTables
+from penstock.model.updates import from_optax
+from penstock.rows.bridge import apply
 
 ROWS, DIM, BATCH = 6, 2, 4
 RAGGED = [[0, 2], [], [4], [1, 1, 3]]

@@ -11,9 +11,9 @@ from device_table import addresses
 from jax.sharding import PartitionSpec as P
 
 import penstock as ps
-from penstock.bridge import apply, functional_table, gather
-from penstock.errors import UsageError
-from penstock.functional.embedding_tables import EmbeddingTables
+from penstock.base.errors import UsageError
+from penstock.contrib.functional.embedding_tables import EmbeddingTables
+from penstock.rows.bridge import apply, functional_table, gather
 
 BATCH, ROWS, DIM = 8, 11, 3
 

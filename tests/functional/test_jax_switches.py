@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.bridge import program_cache
-from penstock.bridge.programs import row_sharding
-from penstock.functional import EmbeddingTables
+from penstock.contrib.functional import EmbeddingTables
+from penstock.rows.bridge import program_cache
+from penstock.rows.bridge.programs import row_sharding
 
 # One value of each switch that changes how JAX traces, compiles, runs or reports. Not listed: names of platforms,
 # devices, processes, ports and formats of dumps; jax_no_tracing and jax_no_execution, which forbid any program;
@@ -124,7 +124,7 @@ def test_tables_are_updated_as_without_a_switch(switch, mesh_of, expected):
 
 def test_a_module_of_flax_looks_up_and_updates_where_no_rank_is_promoted(mesh_of):
     pytest.importorskip("flax")
-    from penstock.functional.nnx_embedding import Embedding
+    from penstock.contrib.functional.nnx_embedding import Embedding
 
     embedding = EmbeddingTables(config(), mesh_of(1))
     with jax.numpy_rank_promotion("raise"):
@@ -136,7 +136,7 @@ def test_a_module_of_flax_looks_up_and_updates_where_no_rank_is_promoted(mesh_of
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # of Keras
 def test_a_layer_of_keras_looks_up_and_updates_where_no_rank_is_promoted(mesh_of):
     pytest.importorskip("keras")
-    from penstock.functional.keras_embedding import Embedding
+    from penstock.contrib.functional.keras_embedding import Embedding
 
     embedding = EmbeddingTables(config(), mesh_of(1), halves=False)
     with jax.numpy_rank_promotion("raise"):

@@ -8,11 +8,11 @@ import pytest
 from jax.sharding import Mesh
 
 import penstock as ps
-from penstock.functional import EmbeddingTables
+from penstock.contrib.functional import EmbeddingTables
 
 keras = pytest.importorskip("keras")
 
-from penstock.functional.keras_embedding import Embedding, PreparedBatches  # noqa: E402
+from penstock.contrib.functional.keras_embedding import Embedding, PreparedBatches  # noqa: E402
 
 # Keras 3.15 asks jax for values of 64 bits, of which jax 0.12 warns.
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from scripts import ROOT, loaded
 
 import penstock as ps
-from penstock.functional import EmbeddingTables
-from penstock.updates import from_optax
+from penstock.contrib.functional import EmbeddingTables
+from penstock.model.updates import from_optax
 
 EXAMPLES = ROOT / "examples"
 # Keras 3.15 asks jax for values of 64 bits, of which jax 0.12 warns.
@@ -68,7 +68,7 @@ def on_one_device(optimizer=None, **options):
 
 def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mesh_of):
     nnx = pytest.importorskip("flax.nnx")
-    from penstock.functional.nnx_embedding import Embedding
+    from penstock.contrib.functional.nnx_embedding import Embedding
 
     tables = EmbeddingTables(config_of(), mesh_of(2))
     module, lookups = Embedding(tables), tables.preprocess(BATCH)
@@ -88,7 +88,7 @@ def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mes
 
 def test_a_flax_model_that_is_created_in_a_traced_function_is_refused_in_a_sentence():
     nnx = pytest.importorskip("flax.nnx")
-    from penstock.functional.nnx_embedding import Embedding
+    from penstock.contrib.functional.nnx_embedding import Embedding
 
     tables = on_one_device()
     for create in (lambda: nnx.eval_shape(lambda: Embedding(tables)), nnx.jit(lambda: Embedding(tables))):
@@ -124,7 +124,7 @@ def test_the_keras_layer_refuses_tables_that_store_halves_of_words(keras_layer, 
 @pytest.fixture
 def keras_layer():
     pytest.importorskip("keras")
-    from penstock.functional.keras_embedding import Embedding
+    from penstock.contrib.functional.keras_embedding import Embedding
 
     return Embedding
 
@@ -256,7 +256,7 @@ def nested(batch):
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving
 def test_a_functional_model_trains_and_is_saved_and_loaded_whole(keras_layer, tmp_path):
     keras = pytest.importorskip("keras")
-    from penstock.functional.keras_embedding import PreparedBatches
+    from penstock.contrib.functional.keras_embedding import PreparedBatches
 
     model, layer = functional_model(keras_layer)
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -314,7 +314,7 @@ def test_fit_with_ids_in_place_of_lookups_is_refused_in_a_sentence(keras_layer):
 
 def test_prepared_batches_are_those_of_the_layer_and_go_where_combine_says(keras_layer):
     keras = pytest.importorskip("keras")
-    from penstock.functional.keras_embedding import PreparedBatches
+    from penstock.contrib.functional.keras_embedding import PreparedBatches
 
     layer = keras_layer(on_one_device(halves=False))
     dense, labels = np.ones((4, 2)), np.arange(4.0)

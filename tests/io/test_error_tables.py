@@ -17,15 +17,15 @@ import pyarrow.flight as flight
 import pytest
 
 import penstock as ps
-import penstock.io.flight.connection as connection
+import penstock.serving.flight.connection as connection
+from penstock.base.errors import PenstockError
 from penstock.cli.main import exit_code
-from penstock.errors import PenstockError
 from penstock.io import patience
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, UNLISTED
-from penstock.io.flight import TableAt
 from penstock.io.sources.source_kinds import source_kinds
-from penstock.io.targets.follower import Follower
-from penstock.io.targets.target_kinds import open_target, target_kinds
+from penstock.serving.flight import TableAt
+from penstock.serving.followers.follower import Follower
+from penstock.serving.followers.target_kinds import open_target, target_kinds
 
 SECRET, TOKEN, ROW = "hunter2", "t0ken-of-a-service", "\x01rowrow"
 PATIENCE_S = 150.0

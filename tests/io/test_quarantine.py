@@ -12,8 +12,8 @@ from ipc import write
 from quarantines import COLUMNS, read, rows_of
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.cli import main
-from penstock.filesystem import atomic_files
 
 GOOD, BAD = ("user", 1, [1.0, 2.0]), ("user", 99, [1.0, 2.0])
 LISTS = pa.list_(pa.float32())

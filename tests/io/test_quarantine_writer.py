@@ -8,7 +8,7 @@ from faults.operations import failing, short_write
 from quarantines import COLUMNS, rows_of
 
 import penstock as ps
-from penstock.filesystem import atomic_files
+from penstock.base.filesystem import atomic_files
 from penstock.io.quarantine import QuarantineWriter
 
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 from cli import table
 
-from penstock.io.connectors.partition_source import topic_kinds
+from penstock.io.partitions.partition_source import topic_kinds
 from penstock.io.sources.source_kinds import source_kind, source_kinds
-from penstock.io.targets.target_kinds import target_kind, target_kinds
+from penstock.serving.followers.target_kinds import target_kind, target_kinds
 
 CONFIG = table(rows=8)
 KINDS = [*source_kinds(), *target_kinds()]
@@ -66,7 +66,7 @@ def test_an_unknown_scheme_is_answered_with_the_known_ones(tmp_path, refused):
 def test_only_flights_load_grpc():
     code = """
 import sys
-from penstock.errors import PenstockError
+from penstock.base.errors import PenstockError
 from penstock.io.sources.opening import open_sources
 from penstock.io.sources.source_kinds import source_kinds
 for kind in sorted(source_kinds(), key=lambda kind: "grpc://" in kind.schemes):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.table_files import TablesWriter, read_table, table_path
 
 ROWS = pa.list_(pa.float32(), 2)

@@ -9,10 +9,10 @@ from dynamic import churning_steps, config_of, log_of, timed
 from openings import hashed
 
 import penstock as ps
+from penstock.api.planning.choices import Choice, all_choices
+from penstock.api.planning.forecast import shard_bits
+from penstock.api.planning.planner import Planner, reading
 from penstock.io.decoding.reader import FrameReader
-from penstock.planning.choices import Choice, all_choices
-from penstock.planning.forecast import shard_bits
-from penstock.planning.planner import Planner, reading
 from penstock.pyx.keys.directory import Directory
 
 STEPS = churning_steps(160)
@@ -208,7 +208,7 @@ def test_a_sample_estimates_every_count_within_its_errors():
 
 
 def test_choices_of_many_rows_are_a_sample_unless_all_keys_are_requested(monkeypatch):
-    monkeypatch.setattr("penstock.planning.planner.EXACT_ROWS", 1 << 18)
+    monkeypatch.setattr("penstock.api.planning.planner.EXACT_ROWS", 1 << 18)
     config = config_of(ps.Dynamic(evict="lru"), rows=1 << 19)
     shares = [
         [forecast.tables()["user"].share for forecast in Planner(config, choices, sample=sample).forecasts]

@@ -10,8 +10,8 @@ from cache_rule import simulated
 from ipc import log
 
 import penstock as ps
-from penstock.planning.choices import Choice
-from penstock.planning.forecast import Forecast, Openings
+from penstock.api.planning.choices import Choice
+from penstock.api.planning.forecast import Forecast, Openings
 
 ROW = 16  # bytes of a row of dim 2 with one slot
 DEVICE_BYTES, LOOK_AHEAD = (ROW, 40 * ROW, 111 * ROW, 900 * ROW), (0, 1, 4, 16)

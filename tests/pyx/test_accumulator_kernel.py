@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.frames import Rows
+from penstock.model.frames import Rows
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_accumulate import Intake, bytes_held
 

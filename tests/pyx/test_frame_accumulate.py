@@ -10,7 +10,7 @@ from accumulate import drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.frames import Rows
+from penstock.model.frames import Rows
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_accumulate import Intake
 

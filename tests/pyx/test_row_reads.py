@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pyx.row_reads import RowReads
-from penstock.shared.header import TableLayout
+from penstock.rows.shared.header import TableLayout
 
 # Words of a thread before those of its pages, and rows of a page: pyx/page_counters.h.
 PAGES_BEGIN, PAGE_ROWS = 8, 64

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.activations import combiners
+from penstock.model import combiners
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.row_sums import combine as add_rows
 

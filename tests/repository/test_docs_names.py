@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.functional import EmbeddingTables
-from penstock.io.flight import Client
+from penstock.contrib.functional import EmbeddingTables
+from penstock.serving.flight import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]

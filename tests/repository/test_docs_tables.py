@@ -5,7 +5,7 @@ import re
 import pytest
 from scripts import loaded
 
-from penstock.updates import OPTIMIZERS
+from penstock.model.updates import OPTIMIZERS
 
 tables = loaded("docs/tables.py")
 

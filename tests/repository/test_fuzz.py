@@ -53,7 +53,7 @@ BROKEN = {
 @pytest.mark.evidence
 def test_the_fuzzer_sees_what_must_not_be():
     script = f"""
-import penstock as ps, penstock.errors, penstock.cli.main, sys
+import penstock as ps, penstock.base.errors, penstock.cli.main, sys
 from fuzz import server
 baseline = server.run(["--version"], {HANG_S}).anon_mib
 """

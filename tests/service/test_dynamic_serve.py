@@ -9,10 +9,10 @@ from limits import HANG_S, until
 from services import Process, client_of, service_of
 
 import penstock as ps
-from penstock.io.flight import connect
-from penstock.io.flight.messages import decoded, encoded
-from penstock.service import snapshots
-from penstock.service.limits import Limits
+from penstock.serving.flight import connect
+from penstock.serving.flight.messages import decoded, encoded
+from penstock.serving.service import snapshots
+from penstock.serving.service.limits import Limits
 
 STEPS = churning_steps(60)
 

@@ -17,8 +17,8 @@ from services import VOCABULARY, Process, client_of, config_of, frame, free_port
 
 import penstock as ps
 from penstock.cli import main
-from penstock.io.flight import connect
-from penstock.service.auth import Role
+from penstock.serving.flight import connect
+from penstock.serving.service.auth import Role
 
 CONFIG = config_of()
 FRAMES = [frame(number) for number in range(60)]

@@ -13,11 +13,11 @@ from stores import ITEMS, Shared, config_of, frame, rows_of
 
 import penstock as ps
 from penstock.cli import main
-from penstock.io.flight import connect
-from penstock.io.targets.follower import Follower
-from penstock.service.auth import Role
-from penstock.service.replica import ReplicaService
-from penstock.shared.table_writer import SharedTable, SharedWriter
+from penstock.serving.flight import connect
+from penstock.serving.followers.follower import Follower
+from penstock.serving.service.auth import Role
+from penstock.serving.service.replica import ReplicaService
+from penstock.serving.shared.table_writer import SharedTable, SharedWriter
 
 FRAMES = [frame(step) for step in range(30)]
 

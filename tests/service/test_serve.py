@@ -12,7 +12,7 @@ from limits import HANG_S, until
 from services import VOCABULARY, client_of, config_of, frame, put, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight.messages import decoded
+from penstock.serving.flight.messages import decoded
 
 FRAMES = [frame(n) for n in range(12)]
 

@@ -11,8 +11,8 @@ from services import VOCABULARY, Process, client_of, config_of, frame, free_port
 
 import penstock as ps
 from penstock.checkpoint.incremental import Saver
-from penstock.io.flight import connect
-from penstock.io.flight.messages import Ack, PutRequest, decoded
+from penstock.serving.flight import connect
+from penstock.serving.flight.messages import Ack, PutRequest, decoded
 
 FRAMES = [frame(n, step=n) for n in range(6)]
 PLAIN = [frame(n) for n in range(6)]
@@ -152,7 +152,7 @@ def test_an_interrupt_inside_a_frame_sends_it_again_from_its_beginning(monkeypat
     expected = ps.Engine(config_of())
     expected.run(iter(FRAMES[:2]))
     with service_of() as service, client_of(service) as client, client.producer("w0") as producer:
-        monkeypatch.setattr("penstock.io.flight.producer._PutStream.write", interrupted)
+        monkeypatch.setattr("penstock.serving.flight.producer._PutStream.write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.send(FRAMES[0])
         producer.send(FRAMES[1])

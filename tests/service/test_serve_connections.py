@@ -11,10 +11,10 @@ from limits import HANG_S, until
 from services import Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight import connect
-from penstock.io.flight.messages import encoded
-from penstock.service import connections
-from penstock.service.limits import Limits
+from penstock.serving.flight import connect
+from penstock.serving.flight.messages import encoded
+from penstock.serving.service import connections
+from penstock.serving.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(6)]
 FOLLOW = flight.Ticket(encoded({"deltas": {"follow": True}}))

@@ -13,8 +13,8 @@ from services import DIM, Process, client_of, config_of, frame, free_port, repla
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.io.flight import connect
-from penstock.io.flight.connection import Address
+from penstock.serving.flight import connect
+from penstock.serving.flight.connection import Address
 
 CONFIG = config_of()
 FRAMES = [frame(number) for number in range(12)]

@@ -12,8 +12,8 @@ from services import Process, client_of, config_of, frame, replayed, self_signed
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.io.flight import connect
-from penstock.io.flight.messages import PutRequest, decoded
+from penstock.serving.flight import connect
+from penstock.serving.flight.messages import PutRequest, decoded
 
 FRAMES = [frame(n) for n in range(12)]
 

@@ -8,13 +8,13 @@ from limits import HANG_S, in_thread, until
 from services import client_of, config_of, frame, replayed, self_signed, service_of
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.cli.main import main
-from penstock.filesystem import atomic_files
-from penstock.io.flight import connect
-from penstock.io.flight.connection import Address
-from penstock.io.flight.messages import PutRequest, encoded
-from penstock.service.auth import check_protected
-from penstock.service.limits import Limits
+from penstock.serving.flight import connect
+from penstock.serving.flight.connection import Address
+from penstock.serving.flight.messages import PutRequest, encoded
+from penstock.serving.service.auth import check_protected
+from penstock.serving.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(6)]
 
@@ -113,7 +113,7 @@ def hold(client, name, frames=()):
 
 
 def test_another_stream_of_a_producer_ends_one_that_sends_nothing_more(monkeypatch):
-    monkeypatch.setattr("penstock.service.put_streams.REPLACED_S", 0.0)
+    monkeypatch.setattr("penstock.serving.service.put_streams.REPLACED_S", 0.0)
     with service_of() as service, flight.connect(service.address.uri) as gone, client_of(service) as client:
         held = hold(gone, "w0", FRAMES[:2])
         until(lambda: service.engine.global_step == 2)

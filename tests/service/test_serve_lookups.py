@@ -13,9 +13,9 @@ from limits import HANG_S, in_thread, until
 from services import Process, client_of, config_of, frame, free_port, service_of
 
 import penstock as ps
-from penstock.io.flight import connect
-from penstock.service.auth import Role
-from penstock.service.limits import Limits
+from penstock.serving.flight import connect
+from penstock.serving.service.auth import Role
+from penstock.serving.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
 

@@ -14,9 +14,9 @@ from limits import HANG_S, in_thread, suspend, until
 from services import Process, config_of, frame, free_port, replayed
 
 import penstock as ps
-import penstock.io.flight.connection as connection
+import penstock.serving.flight.connection as connection
 from penstock.cli.main import main
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 NUM_FRAMES = 240
 

@@ -11,10 +11,10 @@ from limits import HANG_S, until
 from services import Process, config_of, frame, refused, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight import connect
-from penstock.io.flight.messages import PutRequest
-from penstock.service import limits
-from penstock.service.limits import Limits
+from penstock.serving.flight import connect
+from penstock.serving.flight.messages import PutRequest
+from penstock.serving.service import limits
+from penstock.serving.service.limits import Limits
 
 MB = 1 << 20
 

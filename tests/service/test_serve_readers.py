@@ -12,11 +12,11 @@ from limits import HANG_S, in_thread, until
 from services import DIM, VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight import connect
-from penstock.io.flight.messages import PutRequest, decoded, encoded
-from penstock.service import snapshots
-from penstock.service.flight_server import FlightServer
-from penstock.service.limits import Limits
+from penstock.serving.flight import connect
+from penstock.serving.flight.messages import PutRequest, decoded, encoded
+from penstock.serving.service import snapshots
+from penstock.serving.service.flight_server import FlightServer
+from penstock.serving.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -199,7 +199,7 @@ def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
 LEAVING = """
 import sys
 import pyarrow.flight as flight
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 with connect(sys.argv[1]) as service:
     for _ in range(5):

@@ -10,9 +10,9 @@ from services import Process, client_of, config_of, frame, free_port, self_signe
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.pages.http_server import JSON, PageAccess, Server
-from penstock.io.flight import connect
-from penstock.service.auth import Role, may_read
+from penstock.contrib.pages.http_server import JSON, PageAccess, Server
+from penstock.serving.flight import connect
+from penstock.serving.service.auth import Role, may_read
 
 CONFIG = config_of()
 
@@ -99,14 +99,14 @@ def test_a_service_that_loses_its_port_between_two_certificates_commits_and_ends
     self_signed(tmp_path)
     words = ["serve", config, "--listen", uri, "--checkpoint", tmp_path / "state"]
     words += ["--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem", "--grace", 0]
-    monkeypatch.setattr("penstock.service.listener.CUT_S", 0.1)
+    monkeypatch.setattr("penstock.serving.service.listener.CUT_S", 0.1)
     signals = []
-    monkeypatch.setattr("penstock.interrupts.requested", lambda number: bool(signals) and not signals.clear())
+    monkeypatch.setattr("penstock.base.interrupts.requested", lambda number: bool(signals) and not signals.clear())
     serving = in_thread(lambda: main([*map(str, words)]))
     with connect(uri, roots=tmp_path / "cert.pem") as client:
         client.put([frame(0)], "w0")
         self_signed(tmp_path)
-        monkeypatch.setattr("penstock.service.flight_server.FlightServer.__init__", taken)
+        monkeypatch.setattr("penstock.serving.service.flight_server.FlightServer.__init__", taken)
         signals.append(signal.SIGHUP)
         assert serving() == 6
     assert ps.Engine.restore(tmp_path / "state").global_step == 1

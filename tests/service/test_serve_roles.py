@@ -6,9 +6,9 @@ from services import client_of, config_of, frame, service_of
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.io.flight.messages import LOOKUP, PutRequest, encoded
-from penstock.service.auth import Role, may_read, tokens_of
-from penstock.service.lookup_streams import REQUEST_SCHEMA
+from penstock.serving.flight.messages import LOOKUP, PutRequest, encoded
+from penstock.serving.service.auth import Role, may_read, tokens_of
+from penstock.serving.service.lookup_streams import REQUEST_SCHEMA
 
 FRAMES = [frame(number) for number in range(4)]
 TOKENS = {b"p": Role.PRODUCER, b"r": Role.READER, b"o": Role.OPERATOR}

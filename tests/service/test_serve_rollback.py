@@ -12,8 +12,8 @@ from services import client_of, service_of
 from stores import STORES, config_of, frame, open_store, rows_of
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.rollbacks import roll_back_folder
-from penstock.filesystem import atomic_files
 
 FRAMES = [frame(step) for step in range(60)]
 

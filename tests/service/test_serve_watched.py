@@ -15,7 +15,7 @@ from scrapes import fetched
 from services import VOCABULARY, config_of, frame
 
 import penstock as ps
-from penstock.io.flight import connect
+from penstock.serving.flight import connect
 
 
 @pytest.fixture

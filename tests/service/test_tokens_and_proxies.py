@@ -10,10 +10,10 @@ import pytest
 from services import client_of, config_of, frame, service_of
 
 import penstock as ps
-import penstock.io.flight.connection as connection
+import penstock.serving.flight.connection as connection
+from penstock.base.errors import ServiceError, UsageError
 from penstock.cli.main import main
-from penstock.errors import ServiceError, UsageError
-from penstock.io.targets.target_kinds import open_target
+from penstock.serving.followers.target_kinds import open_target
 
 TOKEN = "t0ken-of-a-service"
 SECRET = "hunter2"

@@ -13,8 +13,8 @@ from services import Process
 
 import penstock as ps
 from penstock.cli import main
-from penstock.io.flight import connect
-from penstock.shared.table_writer import SharedWriter
+from penstock.serving.flight import connect
+from penstock.serving.shared.table_writer import SharedWriter
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from engines import engine_of
 
 import penstock as ps
-import penstock.shared.folder as shared_folder
-import penstock.shared.table_reader as table_reader
-from penstock.shared.table_writer import SharedTable, SharedWriter
+import penstock.rows.shared.folder as shared_folder
+import penstock.serving.shared.table_reader as table_reader
+from penstock.serving.shared.table_writer import SharedTable, SharedWriter
 
 
 @pytest.fixture
@@ -185,8 +185,8 @@ def test_truncated_and_missing_files_are_named(folder):
 
 AS_ANOTHER = """
 import os, sys
-from penstock.shared.table_reader import Reader
-from penstock.shared.table_writer import SharedWriter
+from penstock.serving.shared.table_reader import Reader
+from penstock.serving.shared.table_writer import SharedWriter
 os.setgid(65534); os.setuid(65534)
 try:
     {"reader": Reader, "writer": SharedWriter}[sys.argv[1]](sys.argv[2])

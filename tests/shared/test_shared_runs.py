@@ -8,8 +8,8 @@ import pytest
 from batches import batch
 
 import penstock as ps
-from penstock.bridge.devices import HostMesh
-from penstock.core import EngineCore
+from penstock.core.engine_core import EngineCore
+from penstock.rows.bridge.devices import HostMesh
 
 ROWS, DIM, FRAMES, CALLS = 4000, 24, 32, 150
 # Each in another page.

@@ -16,9 +16,9 @@ from ipc import log
 
 import penstock as ps
 from penstock.cli.main import main
+from penstock.contrib.passes.multi_pass import MultiPass
+from penstock.contrib.passes.pass_folder import PassFolder
 from penstock.pyx.keys.key_owners import owners
-from penstock.shares.multi_pass import MultiPass
-from penstock.shares.pass_folder import PassFolder
 
 VISITOR = ps.TableConfig(20_000, 2, name="visitor", optimizer=ps.Adam(0.1), dynamic=ALL_POLICIES)
 SWEPT = ps.TableConfig(3, 4, name="swept", optimizer=ps.Adam(0.05, lazy_adam=False))

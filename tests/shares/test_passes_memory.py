@@ -10,8 +10,8 @@ import pytest
 from commands_below import below
 
 import penstock as ps
-from penstock import control_groups
-from penstock.shares import pass_memory as memory
+from penstock.base import control_groups
+from penstock.contrib.passes import pass_memory as memory
 
 GB, MB = 10**9, 10**6
 Usage = namedtuple("Usage", "total used free")

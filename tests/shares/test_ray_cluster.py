@@ -57,7 +57,7 @@ def test_a_signal_to_the_driver_commits_what_is_applied_and_is_exit_130(tmp_path
 
 LISTENING = """
 import json, logging
-from penstock.shares.ray.cluster import started
+from penstock.contrib.ray.cluster import started
 
 ray = started("local", 1)
 import psutil  # perhaps the one that Ray brings along

@@ -23,9 +23,9 @@ from services import config_of as config_of_one
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.cli.pages.monitoring import Watching
-from penstock.metrics import Metrics
-from penstock.shares.ray import Job
+from penstock.contrib.pages.metrics import Metrics
+from penstock.contrib.pages.monitoring import Watching
+from penstock.contrib.ray import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)

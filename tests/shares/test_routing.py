@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.pyx import partition
 from penstock.pyx.keys import key_owners
-from penstock.tables.shares import KeyShare
+from penstock.rows.shares import KeyShare
 
 
 @given(

@@ -15,9 +15,9 @@ from cluster.jobs import Nodes
 from ipc import write
 
 import penstock as ps
-from penstock.shares.ray import Job
-from penstock.shares.ray.cluster import started
-from penstock.shares.ray.owners import Owner
+from penstock.contrib.ray import Job
+from penstock.contrib.ray.cluster import started
+from penstock.contrib.ray.owners import Owner
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 

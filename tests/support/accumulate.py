@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from penstock.frames import Rows
+from penstock.model.frames import Rows
 from penstock.pyx.frame_accumulate import Intake
 
 POOL = ThreadPoolExecutor(3)

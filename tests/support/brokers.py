@@ -12,7 +12,7 @@ import pytest
 from limits import HANG_S, until
 from services import free_port
 
-from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
+from penstock.io.partitions.broker_partition import Message, Partition, RetainedRange
 
 
 def message_of(batch, *more):

@@ -3,7 +3,7 @@
 import framed
 import pyarrow as pa
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader
 
 SIZES = {"user": (100, 2)}

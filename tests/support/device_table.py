@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from penstock.bridge.backends import create_tables
-from penstock.bridge.device_tables import DeviceTable
-from penstock.bridge.host_tables import HostTables
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.sharding import Layout, TableDefinition
+from penstock.base.threads import ThreadTeam
+from penstock.model.updates import Ops, UpdateRule, update
 from penstock.pyx.update import rules
-from penstock.threads import ThreadTeam
-from penstock.updates import Ops, UpdateRule, update
+from penstock.rows.bridge.backends import create_tables
+from penstock.rows.bridge.device_tables import DeviceTable
+from penstock.rows.bridge.host_tables import HostTables
+from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.sharding import Layout, TableDefinition
 
 SLOTS = {**rules(), "stochastic_gradient_descent": 0, "user_defined_program": 0}
 HYPER = (("momentum", 0.5), ("beta1", 0.5), ("beta2", 0.75), ("rho", 0.5), ("epsilon", 0.25), ("l1", 0.125))

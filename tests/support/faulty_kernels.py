@@ -2,7 +2,7 @@
 
 import jax
 
-from penstock.bridge import programs
+from penstock.rows.bridge import programs
 
 CANARY_LINES = 24  # of a step of the canary, with blocks of 8
 BY_XLA = programs.apply

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"user": (100, 1), "item": (100, 1)}

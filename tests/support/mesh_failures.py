@@ -61,8 +61,8 @@ def without_memory(mesh, rank, count, _):
     import pytest
 
     import penstock as ps
-    from penstock.bridge.packing import Packer
-    from penstock.bridge.stacking import Stack
+    from penstock.rows.bridge.packing import Packer
+    from penstock.rows.bridge.stacking import Stack
 
     def refuse(*_, **__):
         raise MemoryError("no room for rows")

@@ -77,7 +77,7 @@ def one_frame_per_step(mesh, rank, count, _):
 def sliced(mesh, rank, count, _):
     """Frames that are too large for one dispatch."""
     import penstock as ps
-    from penstock.bridge.processes import process_tables
+    from penstock.contrib.meshes import process_tables
 
     process_tables.MAX_BUCKET = 8 * mesh.size
     table = ps.TableConfig(120, 4, name="n", optimizer=ps.Adam(0.1, lazy_adam=False))

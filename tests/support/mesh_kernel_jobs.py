@@ -11,8 +11,7 @@ def with_a_kernel(mesh, rank, count, folder):
     from mesh_jobs import batches, small_config
 
     import penstock as ps
-    from penstock.bridge import backends, program_cache
-    from penstock.bridge.pallas import canary, tensorcore
+    from penstock.rows.bridge import backends, canary, program_cache, tensorcore
 
     backends.platform = lambda mesh: "tpu"
     assert CANARY_LINES == 3 * 8

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.bridge.programs import _fence, _rounded, sharded
-from penstock.updates import Ops, update
+from penstock.model.updates import Ops, update
+from penstock.rows.bridge.programs import _fence, _rounded, sharded
 
 
 def apply(mesh, rule, line, **faults):

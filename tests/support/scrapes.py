@@ -11,7 +11,7 @@ from limits import HANG_S
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
-from penstock.cli.pages.http_server import TEXT
+from penstock.contrib.pages.http_server import TEXT
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second", "info")

@@ -15,13 +15,13 @@ from limits import HANG_S
 import penstock as ps
 from penstock.checkpoint.store import Folder
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.flight import connect
-from penstock.io.flight.connection import Address
-from penstock.io.flight.messages import PutRequest, decoded
-from penstock.learning_rates import LearningRates
-from penstock.service.auth import Role
-from penstock.service.sequencer import Saving
-from penstock.service.server import Service
+from penstock.model.learning_rates import LearningRates
+from penstock.serving.flight import connect
+from penstock.serving.flight.connection import Address
+from penstock.serving.flight.messages import PutRequest, decoded
+from penstock.serving.service.auth import Role
+from penstock.serving.service.sequencer import Saving
+from penstock.serving.service.server import Service
 
 DIM, VOCABULARY = 4, 500
 LOOPBACK = Address("127.0.0.1", 0, False)

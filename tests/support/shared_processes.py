@@ -13,14 +13,14 @@ import time
 
 import numpy as np
 
-from penstock.errors import ReadTimeoutError, StateError
+from penstock.base.errors import ReadTimeoutError, StateError
+from penstock.base.threads import ThreadTeam
 from penstock.pyx import update
 from penstock.pyx.row_reads import StepWords
-from penstock.shared.folder import SharedFolder
-from penstock.shared.header import TableLayout
-from penstock.shared.table_reader import Reader
-from penstock.shared.table_writer import SharedTable, SharedWriter
-from penstock.threads import ThreadTeam
+from penstock.rows.shared.folder import SharedFolder
+from penstock.rows.shared.header import TableLayout
+from penstock.serving.shared.table_reader import Reader
+from penstock.serving.shared.table_writer import SharedTable, SharedWriter
 
 TABLES, ROWS, DIM, THREADS = ("left", "right"), 6000, 48, 2
 INF = float("inf")

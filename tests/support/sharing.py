@@ -1,18 +1,18 @@
 """A job whose shares are engines of this process: every frame is routed to each of them in turn."""
 
 import penstock as ps
+from penstock.api.deltas import Deltas
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
-from penstock.core import Context
-from penstock.deltas import Deltas
-from penstock.frames import FrameRun
+from penstock.contrib.shares import Router, WholeTables, frames_of
+from penstock.contrib.shares.joined_deltas import JoinedDeltas
+from penstock.core.engine_core import Context
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.learning_rates import LearningRates
-from penstock.options import DeltaOptions
-from penstock.shares import Router, WholeTables, frames_of
-from penstock.shares.joined_deltas import JoinedDeltas
-from penstock.stats import Counters
+from penstock.model.frames import FrameRun
+from penstock.model.learning_rates import LearningRates
+from penstock.model.options import DeltaOptions
+from penstock.model.stats import Counters
 
 
 class LocalJob:

@@ -20,7 +20,7 @@ from limits import until
 from services import free_port
 
 import penstock as ps
-from penstock.io.targets.target_kinds import open_target
+from penstock.serving.followers.target_kinds import open_target
 
 DIM, ITEMS, KEYS = 4, 30, 32
 STEPS = churning_steps(200)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from ipc import stream
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 
 GRADIENT = pa.list_(pa.float32(), 1)
 

@@ -4,9 +4,9 @@ import base64
 
 from google.protobuf import text_format
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.engine_config_pb2 import EngineConfig
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 # What TensorFlow 2.21 writes for two tables (SGD with everything set, Adagrad) and three features.
 WORKED_BYTES = base64.b64decode(

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow.fs
 
 import penstock as ps
+from penstock.base.filesystem.file_stores import RemoteStore
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
-from penstock.filesystem.file_stores import RemoteStore
 
 ROWS, DIM = 60, 2
 CONFIG = ps.EmbeddingConfig.from_tables(

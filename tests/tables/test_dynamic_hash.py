@@ -7,7 +7,7 @@ import pytest
 from dynamic import churning_steps, config_of, cut, engine_of, log_of, push
 
 import penstock as ps
-from penstock import pipeline
+from penstock.core import pipeline
 
 POLICIES = {
     "lru": ps.Dynamic(min_count=2, expire_after=3, evict="lru"),

@@ -11,7 +11,7 @@ from limits import in_thread
 from services import client_of, service_of
 
 import penstock as ps
-from penstock.metrics import Metrics
+from penstock.contrib.pages.metrics import Metrics
 from penstock.pyx.keys.directory_plan import Plan
 
 ROWS = 1 << 18  # counted in four parts

@@ -195,7 +195,7 @@ def saved_by_dcp(folder, writer=None, **more):
 
 @pytest.mark.parametrize("serialization", ["TORCH_SAVE", "SAFETENSORS"])
 def test_a_folder_of_dcp(tmp_path, imported, monkeypatch, serialization):
-    monkeypatch.setattr("penstock.io.formats.tensor_blocks._BLOCK_BYTES", 7 * 4 * 8)
+    monkeypatch.setattr("penstock.io.table_formats.tensor_blocks._BLOCK_BYTES", 7 * 4 * 8)
     form = getattr(dcp.filesystem, "SerializationFormat", None)
     if form is None:
         pytest.skip("torch has one form")
@@ -220,7 +220,7 @@ def test_shards_that_safetensors_of_dcp_replaced_are_reported(tmp_path, imported
 
 
 def test_shards_of_rows_and_of_columns_from_two_ranks(tmp_path, imported, monkeypatch):
-    monkeypatch.setattr("penstock.io.formats.tensor_blocks._BLOCK_BYTES", 7 * 4 * 8)
+    monkeypatch.setattr("penstock.io.table_formats.tensor_blocks._BLOCK_BYTES", 7 * 4 * 8)
     words = [sys.executable, ROOT / "tests" / "support" / "dcp_rank.py", tmp_path / "dcp", tmp_path / "rendezvous"]
     ranks = [subprocess.Popen([*map(str, words), str(rank)]) for rank in range(2)]
     assert [rank.wait(HANG_S) for rank in ranks] == [0, 0]

@@ -314,7 +314,7 @@ def test_a_frame_that_is_skipped_but_still_in_the_gate_waits_for_its_opening(tmp
 
 @pytest.mark.parametrize("names", [("rank-0", "rank-1"), ("left", "right")])
 def test_a_wait_for_a_rank_that_is_gone_is_logged_and_ends_with_its_name(names, monkeypatch, caplog):
-    monkeypatch.setattr("penstock.torch.limited_calls.LOG_EVERY_S", 0.2)
+    monkeypatch.setattr("penstock.contrib.torch.limited_calls.LOG_EVERY_S", 0.2)
     with service_of(engine_of(num_required=2, reduction="sum")) as service:
         stores = [pt.store(service.address.uri, contributor=name) for name in names]
         bags = [pt.EmbeddingBag(50, 4, mode="sum", store=store) for store in stores]
@@ -396,7 +396,7 @@ def test_a_limit_is_a_positive_number():
 
 @pytest.mark.filterwarnings("ignore:a frame was dropped as stale")
 def test_an_interrupt_while_a_frame_is_sent_neither_loses_nor_repeats_it(monkeypatch):
-    from penstock.io.flight import producer
+    from penstock.serving.flight import producer
 
     write = producer._PutStream.write
 

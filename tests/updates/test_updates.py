@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.bridge.programs import _rounded
-from penstock.updates import UPDATES, Ops, UpdateRule, quantize, update
+from penstock.model.updates import UPDATES, Ops, UpdateRule, quantize, update
+from penstock.rows.bridge.programs import _rounded
 
 NUMPY = Ops(np)
 

@@ -10,9 +10,9 @@ from engines import parts_of, same
 from every_optimizer import EVERY, NON_LAZY, named
 
 import penstock.updates as o
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
+from penstock.api.engine import Engine
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import TableConfig
 
 # One row for each of the layout's shards, so that four devices share them evenly.
 ROWS = 1024

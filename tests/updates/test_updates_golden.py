@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.engine import Engine
-from penstock.updates import Ops, UpdateRule, update
+from penstock.api.engine import Engine
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.updates import Ops, UpdateRule, update
 
 OWN_COPY = Path(__file__).parents[1] / "data" / "golden_optimizers.json"
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "golden"

@@ -8,10 +8,10 @@ import pytest
 from engines import parts_of, same
 
 import penstock.updates as o
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import QuantizationConfig, TableConfig
-from penstock.engine import Engine
-from penstock.errors import ConfigError
+from penstock.api.engine import Engine
+from penstock.base.errors import ConfigError
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import QuantizationConfig, TableConfig
 
 # One row for each of the layout's shards, so that several devices share them.
 ROWS = 1024

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.io.flight import connect
 from penstock.io.log import LogWriter
+from penstock.serving.flight import connect
 
 DIM, ITEMS, KEYS, FRAMES, DONE = 4, 30, 24, 26, 19
 PENSTOCK = (sys.executable, "-m", "penstock")

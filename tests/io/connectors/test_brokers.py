@@ -9,7 +9,7 @@ from brokers import message_of
 from limits import HANG_S, until
 from services import Process, client_of, config_of, connect, frame, free_port, replayed, service_of
 
-from penstock.io.connectors.nats_stream import NatsStream
+from penstock.contrib.connectors.nats_stream import NatsStream
 
 FRAMES = [frame(number) for number in range(60)]
 MESSAGES = [message_of(each) for each in FRAMES]

@@ -9,10 +9,10 @@ from limits import HANG_S, until
 from services import Process, config_of, connect, frame, replayed, service_of
 
 import penstock as ps
+from penstock.base.errors import InputError, StateError, UsageError
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, StateError, UsageError
-from penstock.io.connectors.nats_stream import NatsStream
-from penstock.io.connectors.partition_reader import PartitionReader
+from penstock.contrib.connectors.nats_stream import NatsStream
+from penstock.io.partitions.partition_reader import PartitionReader
 
 FRAMES = [frame(number, step=number) for number in range(30)]
 OTHERS = [frame(number, step=number, seed=1) for number in range(30)]

@@ -8,12 +8,12 @@ from limits import HANG_S
 from services import config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.errors import StateError
-from penstock.io.connectors import kafka_topic_id
-from penstock.io.connectors.kafka_client import kafka_topic
-from penstock.io.connectors.kafka_partition import kafka_partitions
-from penstock.io.connectors.kafka_topic_id import TopicId
-from penstock.io.connectors.partition_source import PartitionSource
+from penstock.base.errors import StateError
+from penstock.contrib.connectors import kafka_topic_id
+from penstock.contrib.connectors.kafka_client import kafka_topic
+from penstock.contrib.connectors.kafka_partition import kafka_partitions
+from penstock.contrib.connectors.kafka_topic_id import TopicId
+from penstock.io.partitions.partition_source import PartitionSource
 
 kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka import admin  # noqa: E402

@@ -10,7 +10,7 @@ from lakehouse import FRAMES, Delta, rows_of
 from services import config_of, replayed
 
 import penstock as ps
-from penstock.errors import InputError, StateError
+from penstock.base.errors import InputError, StateError
 
 READ = ["timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType", "deletionVectors"]
 VECTOR = {

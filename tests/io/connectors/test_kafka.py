@@ -6,9 +6,9 @@ from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.errors import InputError, StateError, UsageError
-from penstock.io.connectors import kafka_topic_id
-from penstock.io.connectors.kafka_partition import kafka_partitions
+from penstock.base.errors import InputError, StateError, UsageError
+from penstock.contrib.connectors import kafka_topic_id
+from penstock.contrib.connectors.kafka_partition import kafka_partitions
 
 kafka = pytest.importorskip("confluent_kafka")
 FRAMES = [frame(number) for number in range(30)]

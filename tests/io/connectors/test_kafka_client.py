@@ -7,11 +7,11 @@ from brokers import message_of
 from services import config_of, frame, replayed
 
 import penstock as ps
-from penstock.errors import StateError
-from penstock.io.connectors.kafka_client import Topic
-from penstock.io.connectors.kafka_partition import KafkaPartition
-from penstock.io.connectors.partition_reader import PartitionReader
-from penstock.io.connectors.partition_source import PartitionSource
+from penstock.base.errors import StateError
+from penstock.contrib.connectors.kafka_client import Topic
+from penstock.contrib.connectors.kafka_partition import KafkaPartition
+from penstock.io.partitions.partition_reader import PartitionReader
+from penstock.io.partitions.partition_source import PartitionSource
 
 kafka = pytest.importorskip("confluent_kafka")
 EOF = kafka.KafkaError._PARTITION_EOF

@@ -15,11 +15,11 @@ from services import frame as source_frame
 from stores import KafkaOfTansu, config_of, frame, rows_of
 
 import penstock as ps
-from penstock.errors import InputError, StateError, TargetError
-from penstock.io.connectors import kafka_client
-from penstock.io.connectors.kafka_partition import kafka_partitions
-from penstock.io.connectors.partition_reader import PartitionReader
-from penstock.io.targets.follower import Follower
+from penstock.base.errors import InputError, StateError, TargetError
+from penstock.contrib.connectors import kafka_client
+from penstock.contrib.connectors.kafka_partition import kafka_partitions
+from penstock.io.partitions.partition_reader import PartitionReader
+from penstock.serving.followers.follower import Follower
 
 SENT = [source_frame(number) for number in range(20)]
 MESSAGES = [message_of(each) for each in SENT]

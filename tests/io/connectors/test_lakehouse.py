@@ -11,8 +11,8 @@ from limits import HANG_S, until
 from services import config_of, replayed
 
 import penstock as ps
+from penstock.base.errors import InputError, StateError
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, StateError
 
 
 @pytest.fixture(params=KINDS)

@@ -10,8 +10,8 @@ from limits import HANG_S, suspend, until
 from services import config_of, replayed
 
 import penstock as ps
+from penstock.base.errors import StateError
 from penstock.checkpoint.store import Folder
-from penstock.errors import StateError
 
 CREATED_AGAIN = "the table was deleted and created again (expected "
 

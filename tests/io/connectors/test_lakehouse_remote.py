@@ -10,9 +10,9 @@ from s3_server import KEY, REGION, SECRET
 from services import config_of, frame, replayed
 
 import penstock as ps
-from penstock.errors import InputError, TargetError
-from penstock.io.connectors import table_versions
-from penstock.io.targets.target_kinds import open_target
+from penstock.base.errors import InputError, TargetError
+from penstock.contrib.connectors import table_versions
+from penstock.serving.followers.target_kinds import open_target
 
 FRAMES = [frame(number, rows=5, step=number) for number in range(6)]
 

@@ -6,8 +6,8 @@ import pytest
 from brokers import ListedMessages, message_of
 
 import penstock as ps
-from penstock.core import EngineCore, StepObserver
-from penstock.io.connectors.partition_source import PartitionSource
+from penstock.core.engine_core import EngineCore, StepObserver
+from penstock.io.partitions.partition_source import PartitionSource
 
 ROWS, DIM = 20, 2
 

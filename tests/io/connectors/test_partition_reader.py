@@ -3,8 +3,8 @@
 import pytest
 from brokers import Scripted, numbers_of
 
-from penstock.errors import InputError, StateError
-from penstock.io.connectors.partition_reader import PartitionReader
+from penstock.base.errors import InputError, StateError
+from penstock.io.partitions.partition_reader import PartitionReader
 
 
 def test_markers_and_aborted_transactions_leave_gaps():

@@ -10,7 +10,7 @@ from brokers import server_path
 from limits import until
 from services import config_of, free_port, self_signed
 
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
 from penstock.io.sources.source_kinds import source_kind
 
 

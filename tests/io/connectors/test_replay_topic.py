@@ -9,11 +9,11 @@ from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
+from penstock.base.errors import InputError
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError
-from penstock.io.connectors.nats_stream import NatsStream
-from penstock.io.connectors.partition_source import PartitionSource
+from penstock.contrib.connectors.nats_stream import NatsStream
 from penstock.io.log import LogWriter
+from penstock.io.partitions.partition_source import PartitionSource
 
 FRAMES = [frame(number, step=number) for number in range(40)]
 MESSAGES = [message_of(each) for each in FRAMES]

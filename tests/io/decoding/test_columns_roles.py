@@ -23,7 +23,7 @@ from columns import (
 )
 
 import penstock as ps
-from penstock.errors import ConfigError, UsageError
+from penstock.base.errors import ConfigError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 
 # ---- table

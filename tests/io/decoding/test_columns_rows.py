@@ -10,7 +10,7 @@ from columns import SIZES, TEXTS, TWO, batch_of, error_of, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 

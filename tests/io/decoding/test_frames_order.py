@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
 
-from penstock.errors import TruncatedInputError
+from penstock.base.errors import TruncatedInputError
 
 # ---- bad rows
 

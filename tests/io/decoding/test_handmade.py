@@ -7,7 +7,7 @@ import pytest
 from fuzz import flat, handmade, heads, truth
 from streams import frames_of
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 
 READ = [layout for layout in truth.LAYOUTS if layout not in ("list-views", "run-ends")]
 TABLES = {"user": (50, truth.DIM), "item": (20, truth.DIM)}

@@ -10,7 +10,7 @@ import pytest
 from batches import batch
 from ipc import log, stream
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 DIM, ROWS = 64, 40_000

@@ -6,10 +6,10 @@ import pytest
 from brokers import message_of
 from services import VOCABULARY, config_of, frame
 
-from penstock.errors import InputError
-from penstock.io.connectors.broker_partition import Message
-from penstock.io.connectors.message_frames import MessageFrames
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import ReadOptions
+from penstock.io.partitions.broker_partition import Message
+from penstock.io.partitions.message_frames import MessageFrames
 
 FIRST = message_of(frame(0, step=7))
 
@@ -90,7 +90,7 @@ def test_a_damaged_message_is_decoded_as_it_is_alone():
 
 def test_rows_are_read_where_the_message_has_them(monkeypatch):
     decoder, message = after(FIRST), message_of(BATCH)
-    monkeypatch.setattr("penstock.io.connectors.message_frames.open_bytes", lambda *_: pytest.fail("by pyarrow"))
+    monkeypatch.setattr("penstock.io.partitions.message_frames.open_bytes", lambda *_: pytest.fail("by pyarrow"))
     actual = decoder.read(Message(2, message), "m").frame()
     (rows,) = actual.rows["user"]
     assert rows.ids.tolist() == BATCH["id"].to_pylist()

@@ -7,7 +7,7 @@ from checkpoints import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InputError, UsageError
+from penstock.base.errors import InputError, UsageError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"t": (100, 1)}

@@ -7,7 +7,7 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pyx.run_lengths import equal_runs, length_runs
 

@@ -14,7 +14,7 @@ from ipc import log, messages, stream
 from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, read
 from scripts import ROOT
 
-from penstock.errors import InputError, TruncatedInputError, UsageError
+from penstock.base.errors import InputError, TruncatedInputError, UsageError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.log import LogWriter
 from penstock.io.sources.opening import open_source
@@ -24,7 +24,7 @@ from penstock.io.sources.opening import open_source
 FLIPS = """
 import io, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from penstock.errors import PenstockError
+from penstock.base.errors import PenstockError
 from ipc import log, stream
 from logs import SMALL_WANTED, read
 path, part = pathlib.Path(sys.argv[1]), int(sys.argv[3])

@@ -15,7 +15,7 @@ from object_store import ObjectStore
 from streams import CONTAINERS, EVERY, FRAMES, frames_of, until_error
 
 import penstock as ps
-from penstock.filesystem import read_ahead
+from penstock.base.filesystem import read_ahead
 from penstock.io.sources import parquet, parquet_pages
 from penstock.io.sources.opening import open_source
 

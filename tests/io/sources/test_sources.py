@@ -17,7 +17,7 @@ from ipc import stream
 from streams import CONTAINERS, EVERY, FRAMES, SIZES, OneWay, batch_of, frames_of, parquet, until_error
 
 import penstock.io.sources.opening as sources
-from penstock.errors import InputError, TruncatedInputError
+from penstock.base.errors import InputError, TruncatedInputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 # ---- every kind of source

@@ -12,7 +12,7 @@ import pytest
 from ipc import stream
 from streams import CONTAINERS, TABLE, OneWay, batch_of, frames_of, parquet, until_error
 
-from penstock.errors import InputError, TruncatedInputError
+from penstock.base.errors import InputError, TruncatedInputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 # ---- cut and continued
@@ -155,7 +155,7 @@ def test_a_dictionary_that_no_batch_follows_is_no_cut(tmp_path):
 FUZZ = """
 import io, pathlib, random, sys, warnings
 import pyarrow as pa
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 path, seed, flips = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 warnings.simplefilter("error")

@@ -16,7 +16,7 @@ import pytest
 from ipc import stream
 from streams import BATCHES, CONTAINERS, FRAMES, TABLE, OneWay, frames_of, until_error
 
-from penstock.errors import InputError
+from penstock.base.errors import InputError
 from penstock.io.sources.opening import open_source
 
 # ---- objects

@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 
 import penstock as ps
-from penstock.config.embedding import EmbeddingConfig
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.synth import SynthOptions, write_synthetic
-from penstock.updates import Adagrad
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.updates import Adagrad
 
 
 def write(path, **options):

@@ -15,12 +15,12 @@ from services import Process, client_of, connect, free_port, service_of
 from stores import DIM, DYNAMIC, ITEMS, KEYS, STORES, Redis, config_of, frame, open_store, rows_of
 
 import penstock as ps
-from penstock.errors import InputError
-from penstock.io.flight import Client
-from penstock.io.flight.connection import Connection
-from penstock.io.targets import kafka_topic, lmdb_file
-from penstock.io.targets.follower import Follower
-from penstock.service.limits import Limits
+from penstock.base.errors import InputError
+from penstock.contrib.targets import kafka_topic, lmdb_file
+from penstock.serving.flight import Client
+from penstock.serving.flight.connection import Connection
+from penstock.serving.followers.follower import Follower
+from penstock.serving.service.limits import Limits
 
 FRAMES = [frame(step) for step in range(60)]
 

@@ -11,9 +11,9 @@ from services import client_of, service_of
 from stores import STORES, STORES_AND_FUNCTION, config_of, frame, open_store, rows_of
 
 import penstock as ps
-from penstock.errors import StateError, TargetError
-from penstock.io.targets.follower import Follower
-from penstock.io.targets.target import locked
+from penstock.base.errors import StateError, TargetError
+from penstock.serving.followers.follower import Follower
+from penstock.serving.followers.target import locked
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from services import client_of, service_of
 from stores import Shared, config_of, frame, rows_of
 
 import penstock as ps
-from penstock.io.targets.follower import Follower
+from penstock.serving.followers.follower import Follower
 
 FRAMES = [frame(step) for step in range(60)]
 

@@ -9,8 +9,8 @@ from services import client_of, service_of
 from stores import config_of, frame, open_store, rows_of
 
 import penstock as ps
-from penstock.errors import StateError
-from penstock.io.targets.follower import Follower
+from penstock.base.errors import StateError
+from penstock.serving.followers.follower import Follower
 
 kafka = pytest.importorskip("confluent_kafka")
 FRAMES = [frame(step) for step in range(20)]

@@ -13,10 +13,10 @@ from services import client_of, service_of
 from stores import config_of, frame, open_store, rows_of
 
 import penstock as ps
-import penstock.io.targets.redis_hashes as redis_hashes
-from penstock.errors import UsageError
-from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm, TableRows
-from penstock.io.targets.target_kinds import open_target
+import penstock.contrib.targets.redis_hashes as redis_hashes
+from penstock.base.errors import UsageError
+from penstock.serving.followers.target import FollowedJob, Position, Stored, TableForm, TableRows
+from penstock.serving.followers.target_kinds import open_target
 
 PAGE = Path(__file__).parents[3] / "docs/targets/redis.md"
 RULES = re.findall(r"[~+]\S+", " ".join(re.findall(r"^ACL SETUSER penstock .*", PAGE.read_text(), re.MULTILINE)))

@@ -19,7 +19,7 @@ from checkpoints import config_of as static_config
 from dynamic import ALL_POLICIES
 from dynamic import config_of as dynamic_config
 
-from penstock.shares.ray import Job
+from penstock.contrib.ray import Job
 
 LOCK = threading.Lock()
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster.jobs import KINDS, NUM_REQUIRED, Nodes, Sources
 
-from penstock.shares.ray import Job
+from penstock.contrib.ray import Job
 
 SHARES, READERS, NODES = (1, 2, 3, 5), (1, 2), (1, 2)
 STOP = 17  # frames

@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 
-from penstock.filesystem import atomic_files
+from penstock.base.filesystem import atomic_files
 
 NAMES = ("make_folder", "create", "open_lock", "resume", "write", "sync", "sync_folder", "rename", "remove")
 NAMES += ("link", "remove_folder")

@@ -22,8 +22,8 @@ from services import service_of
 from sharing import LocalJob
 
 import penstock as ps
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.rollbacks import roll_back_folder
-from penstock.filesystem import atomic_files
 
 KINDS = ("folder", "engine", "service", "job")
 SHARES = 2

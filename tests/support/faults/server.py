@@ -19,10 +19,9 @@ import pyarrow.fs
 import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 
-import penstock.cli.passes
 import penstock.cli.replay  # noqa: F401
+from penstock.base.filesystem import atomic_files
 from penstock.checkpoint import incremental
-from penstock.filesystem import atomic_files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults import operations

@@ -17,8 +17,8 @@ from google.protobuf import text_format
 from ipc import log
 
 import penstock as ps
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.config.engine_config_pb2 import EngineConfig
+from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 CONFIG = """
 table_descriptor {

@@ -12,11 +12,11 @@ from services import client_of, free_port, service_of
 from stores import config_of, frame, rows_of
 
 import penstock as ps
-from penstock.errors import InputError, PenstockError, StateError, TargetError
-from penstock.io.flight import connect
-from penstock.io.flight.connection import Address
-from penstock.io.targets.follower import Follower
-from penstock.service.limits import Limits
+from penstock.base.errors import InputError, PenstockError, StateError, TargetError
+from penstock.serving.flight import connect
+from penstock.serving.flight.connection import Address
+from penstock.serving.followers.follower import Follower
+from penstock.serving.service.limits import Limits
 
 # Lines that a follower may end with.
 REASONS = ("another follower is ahead: it holds step",)

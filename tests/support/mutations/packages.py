@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # package → (modules, or folders of them; test files, those of the package's promises first)
 PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     "core": (
-        ["engine/core.py"],
+        ["engine/core/engine_core.py"],
         [
             "core",
             "engine",
@@ -23,11 +23,11 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "gate": (
-        ["engine/gate.py", "engine/accumulators/taker_gate.py"],
+        ["engine/core/gate.py", "engine/contrib/accumulators/taker_gate.py"],
         ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"],
     ),
     "pipeline": (
-        ["engine/pipeline.py", "engine/accumulators/frame_gate.py"],
+        ["engine/core/pipeline.py", "engine/core/frame_gate.py"],
         ["gate", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
     ),
     "accumulate": (

@@ -42,7 +42,7 @@ class WorkingCopy:
         shutil.copytree(ROOT / "build" / "tree", folder / "build" / "tree", symlinks=True)  # its links are relative
         self._environment = os.environ | {"PYTHONPATH": str(folder / "build" / "tree"), "PYTHONHASHSEED": "0"}
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        command = [sys.executable, "-c", "import penstock.gate; print(penstock.gate.__file__)"]
+        command = [sys.executable, "-c", "import penstock.core.gate; print(penstock.core.gate.__file__)"]
         imported = subprocess.run(
             command, cwd=folder, env=self._environment, capture_output=True, check=True, text=True
         )

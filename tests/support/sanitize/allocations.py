@@ -12,16 +12,16 @@ from frame_way import Way, frames_of
 from sanitize.updates import Tables
 
 import penstock as ps
-from penstock import pipeline
+from penstock.base.threads import ThreadTeam
 from penstock.checkpoint.dirty_rows import RowMarks
-from penstock.frames import Frame, Rows
-from penstock.pipeline import TableStore
+from penstock.core import pipeline
+from penstock.core.pipeline import TableStore
+from penstock.model.frames import Frame, Rows
 from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.partition import locate, place
-from penstock.threads import ThreadTeam
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048

@@ -16,7 +16,7 @@ import numpy as np
 import shared_processes
 
 from penstock.pyx import row_reads
-from penstock.shared.table_writer import SharedTable, SharedWriter
+from penstock.serving.shared.table_writer import SharedTable, SharedWriter
 
 READERS, STEPS, LIMIT_S = 3, 150, 120
 

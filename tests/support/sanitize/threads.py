@@ -19,15 +19,15 @@ from functools import partial
 import numpy as np
 
 import penstock as ps
-from penstock import pipeline
-from penstock.frames import Frame, Rows
-from penstock.gate import Gate
-from penstock.pipeline import Pipeline, TableStore
+from penstock.base.threads import ThreadTeam
+from penstock.core import pipeline
+from penstock.core.gate import Gate
+from penstock.core.pipeline import Pipeline, TableStore
+from penstock.model.frames import Frame, Rows
 from penstock.pyx import accumulator
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
-from penstock.threads import ThreadTeam
 
 PRODUCERS, TAKERS, GRADIENTS, ROWS, DIM = 6, 3, 40, 2000, 16
 

@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 from sanitize.shapes import arrow_like
 
+from penstock.base.threads import ThreadTeam
 from penstock.pyx import update
 from penstock.pyx.accumulator import targets
 from penstock.pyx.partition import place
-from penstock.threads import ThreadTeam
 
 # A work item is 1,024 rows; prefetching runs 4 to 32 rows ahead.
 SIZES = (0, 1, 5, 33, 1025, 2500, 5000)

@@ -1,0 +1,1 @@
+"""The engine as users see it, and what surrounds it: runs, deltas, reads, activations, planning."""

@@ -1,0 +1,557 @@
+"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only tables on devices load jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.activation_access import ActivationAccess
+from penstock.api.activations.exchange import Exchange
+from penstock.api.deltas import Deltas, check_no_deltas
+from penstock.api.live_reads import LiveReads
+from penstock.api.run import SourceRun
+from penstock.api.table_access import TableAccess
+from penstock.base.errors import listed
+from penstock.base.threads import ThreadTeam
+from penstock.base.validation import whole
+from penstock.checkpoint.engine_state import restore
+from penstock.checkpoint.session import CheckpointSession
+from penstock.checkpoint.table_changes import TableChanges
+from penstock.core.engine_core import Context, checked_reduction, create_core
+from penstock.core.frame_gate import FrameGate
+from penstock.core.gradient_checks import contributor_of
+from penstock.core.telemetry import Telemetry
+from penstock.io.decoding.frame_from_arrays import one_frame
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.frames import Contributor, time_given
+from penstock.model.keywords import with_options
+from penstock.model.learning_rates import Rates
+from penstock.model.options import AnyPath, RunOptions, StageOptions, TableChangeOptions
+from penstock.model.stats import Report
+from penstock.rows.shared.folder import SharedFolder
+from penstock.rows.table_programs import Variant
+from penstock.rows.table_set import TableSet
+
+if TYPE_CHECKING:
+    import jax
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions(TableChangeOptions):
+    """The arguments of ``Engine.restore``."""
+
+    path: AnyPath = field(kw_only=False)
+    mesh: jax.sharding.Mesh | None = field(default=None, kw_only=False)
+    threads: int | None = field(default=None, kw_only=False)
+    config: EmbeddingConfig | None = None
+    num_required: int | None = None
+    reduction: str | None = None
+    share: tuple[int, int] | None = None
+    version: str | int | None = None
+    shared: AnyPath | SharedFolder | None = None
+
+
+class Engine(TableAccess, ActivationAccess):
+    """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
+
+    Parameters
+    ----------
+    config : EmbeddingConfig
+        The tables and their optimizers.
+    mesh : jax.sharding.Mesh or None
+        The rows of every table are sharded over it, also over the processes of a job (docs/meshes.md). None: the
+        accelerators that jax finds in this process, else the host (docs/tpu.md).
+    num_required : int or None
+        Frames that open the gate, at least 1. None: the configuration's, else 1.
+    reduction : {"mean", "sum"} or None
+        "mean" divides each row's sum by the number of frames that contain the row, "sum" does not. None: the
+        configuration's, else "mean".
+    seed : int
+        Of the random initial values.
+    threads : int or None
+        Of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its container.
+        Results do not depend on it.
+    share : (int, int) or None
+        (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
+    variant : str or mapping of str to str
+        Of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
+    shared : str, path or None
+        A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
+        processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
+
+    Attributes
+    ----------
+    gate : FrameGate
+        Counts the frames; producers may push to it.
+    commits_alone : bool
+        Whether an engine with a share of the rows commits them itself; else a job does.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration cannot run.
+    MemoryError
+        If tables on CPU devices exceed the memory of this machine.
+    UsageError
+        If an argument is out of range.
+
+    Notes
+    -----
+    Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(100_000, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+    >>> for worker in range(2):  # two frames make a step; repeated ids are summed
+    ...     applied = engine.apply({"user": (np.array([7, 41, 7]), np.ones((3, 2), np.float32))}, local_step=0)
+    >>> engine.global_step
+    1
+    >>> engine.lookup("user", [7, 41])
+    array([[0.8, 0.8],
+           [0.9, 0.9]], dtype=float32)
+    """
+
+    commits_alone = False
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        mesh: jax.sharding.Mesh | None = None,
+        num_required: int | None = None,
+        reduction: str | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+        share: tuple[int, int] | None = None,
+        variant: Variant = "auto",
+        shared: AnyPath | SharedFolder | None = None,
+    ) -> None:
+        self.reduction = checked_reduction(config, mesh, reduction)
+        self.config, self.seed = config, whole("seed", seed)
+        num_required = None if num_required is None else whole("num_required", num_required, 1)
+        team = ThreadTeam(threads)
+        self._folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
+        allocate = None if self._folder is None else self._folder.allocate
+        tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
+        self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
+        # The first observer is the innermost: telemetry times the step alone.
+        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.held.ids)
+        self.core.observe(self.watch)
+        in_job = share is not None and not self.commits_alone
+        self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
+        self.core.observe(self.session)
+        self.gate = FrameGate(self.core.gate)
+        self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
+        self._reads: LiveReads | None = None
+        if self._folder is not shared:
+            self.publish()  # a caller that opened the folder does so once all rows are set
+
+    def __repr__(self) -> str:
+        devices = self.core.tables.devices
+        kinds = listed(sorted({device.platform for device in devices}))
+        return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
+
+    # ---- readers without the lock
+
+    @property
+    def reads(self) -> LiveReads:
+        """Lookups of tables on the host that wait for no step; from the first use on, steps count what they write.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows, step = engine.reads.lookup_tables({"user": [5, 3]}, consistent=True)
+        >>> rows["user"].tolist(), step
+        ([[1.0, 1.0], [1.0, 1.0]], 0)
+        """
+        if self._reads is None:
+            self.publish()
+        assert self._reads is not None
+        return self._reads
+
+    def publish(self) -> None:
+        """Make ``reads`` ready; with ``shared``, show the rows to other processes.
+
+        Notes
+        -----
+        An engine does so itself: with ``shared`` when its rows are set, else at the first use of ``reads``. Only one
+        whose ``shared`` is a folder that the caller has opened waits for this call.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared="shared")
+        >>> ps.Reader("shared").lookup("user", [5]).tolist()
+        [[1.0, 1.0]]
+        """
+        with self.core.reading():
+            if self._reads is None:
+                last, lineage = self.session.last, self.session.positions.lineage
+                durable_step = 0 if last is None else int(last[0].contents["global_step"])
+                history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
+                self._reads = LiveReads(self.core, self._folder, durable_step, history)
+                self.session.on_durable = self._reads.durable
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may read the rows of this engine."""
+        return self._folder is not None
+
+    # ---- gradients in
+
+    @with_options(RunOptions)
+    def run(self, options: RunOptions) -> Report:
+        """Apply a source of gradients, frame by frame, to its end.
+
+        Parameters
+        ----------
+        source : object
+            A path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
+            polars LazyFrame, a binary file, an iterator of record batches, or a list of sources; also a topic
+            (docs/brokers.md) or a table with versions (docs/lakehouse.md).
+        {options}
+
+        Returns
+        -------
+        Report
+            The counts of this run. Frames still in the gate at its end stay there for the next run and count as
+            ``pending``.
+
+        Raises
+        ------
+        InputError
+            If the source is invalid. The frames before the bad one stay applied; that frame and the rest are not.
+        ConfigError
+            If the configuration cannot run the source, for example without a needed learning rate.
+        UsageTypeError
+            If a keyword is unknown; the message names the nearest one.
+
+        Notes
+        -----
+        While other threads push, the report counts this source's frames and steps; its tables count all that entered
+        since the run began.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> import pyarrow as pa
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows = {"step": [0, 0, 1], "id": [5, 5, 3], "gradient": [[1.0, 2.0], [1.0, 2.0], [4.0, 4.0]]}
+        >>> report = engine.run(pa.table(rows))
+        >>> report.rows, report.frames, report.steps
+        (3, 2, 2)
+        >>> engine.lookup("user", [5, 3])
+        array([[0.8, 0.6],
+               [0.6, 0.6]], dtype=float32)
+        """
+        with self.core.sharing_errors():
+            if options.deltas is None:
+                check_no_deltas(options)
+                return self._source_run(options).run()
+            deltas = Deltas(self.core, options)
+            return self._source_run(options, deltas).run_into(options.deltas)
+
+    @with_options(StageOptions)
+    def stage(self, options: StageOptions) -> pa.RecordBatchReader:
+        """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
+
+        Parameters
+        ----------
+        source : object
+            As for ``run``.
+        {options}
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            The deltas: ``table``, ``step``, ``id``, ``row`` and the requested slots; ids ascend within a step and a
+            table. The stream reads no further than the requested batch needs. Dropping the reader ends the run after a
+            whole frame.
+
+        Raises
+        ------
+        InputError
+            If the source is invalid; the request that meets the error raises it.
+        UsageError
+            If an option is out of range, or no table has a requested slot.
+
+        Notes
+        -----
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> import pyarrow as pa
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows = {"step": [0, 0, 1], "id": [5, 3, 5], "gradient": [[1.0, 2.0], [1.0, 2.0], [4.0, 4.0]]}
+        >>> for batch in engine.stage(pa.table(rows)):
+        ...     print(batch["step"].to_pylist(), batch["id"].to_pylist(), batch["row"].to_pylist())
+        [1, 1] [3, 5] [[0.75, 0.5], [0.75, 0.5]]
+        [2] [5] [[-0.25, -0.5]]
+        """
+        return self._source_run(options, Deltas(self.core, options)).reader()
+
+    def apply(
+        self,
+        gradients: Mapping[str, tuple[Any, Any]],
+        *,
+        local_step: int | None = None,
+        learning_rates: Rates = None,
+        contributor: Contributor = None,
+        time: int | None = None,
+    ) -> bool:
+        """Apply one frame given as arrays, from any thread, also while the engine runs.
+
+        Parameters
+        ----------
+        gradients : mapping of str to (ids, gradients)
+            By table: integers, shape (n,), and floats, shape (n, dim); lists, or arrays of NumPy, jax, torch, Arrow,
+            pandas, polars or TensorFlow.
+        local_step : int or None
+            The producer's step; if it is behind ``global_step``, the frame is stale. None: never stale.
+        learning_rates : mapping of int to float, sequence of float or None
+            By tag; take precedence over the schedules.
+        contributor : str, int or None
+            The producer, for ``gate.explain()`` and ``gate.stale``.
+        time : int or None
+            Of the frame, in seconds, for tables with the clock "time", which need it.
+
+        Returns
+        -------
+        bool
+            False if the frame was stale and dropped.
+
+        Raises
+        ------
+        InputError
+            If an id, a gradient or a shape is invalid; nothing is applied then.
+        ConfigError
+            If a dynamic learning rate has no value.
+        UsageError
+            If an argument is out of range.
+
+        Notes
+        -----
+        Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
+        frames of all threads have one order.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5, 3], [[1.0, 2.0], [4.0, 4.0]])}, local_step=0)
+        True
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])}, local_step=0)  # behind the engine's step
+        False
+        >>> engine.lookup("user", [5, 3])
+        array([[0.9, 0.8],
+               [0.6, 0.6]], dtype=float32)
+        """
+        with self.core.sharing_errors():
+            step = None if local_step is None else whole("local_step", local_step)
+            seconds = time_given(time, self.config.needs_time, "apply()")
+            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), seconds)
+            return self.core.take_in(frame, learning_rates)
+
+    def flush(self) -> bool:
+        """Open the gate for the buffered frames, with the rates of the last run or apply.
+
+        Returns
+        -------
+        bool
+            False if the gate was empty.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.global_step, engine.flush(), engine.global_step
+        (0, True, 1)
+        """
+        return bool(self.core.open_early(Context(self.core.rates, self.core.counters)).seconds)
+
+    # ---- state out and in
+
+    def save(self, path: AnyPath) -> None:
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run.
+
+        Parameters
+        ----------
+        path : str or path
+            A folder or URI; it keeps its last commits.
+
+        Raises
+        ------
+        UsageError
+            If the folder holds other files, or another process writes commits to it.
+        OSError
+            If the folder cannot be written; its last commit stays.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.save("checkpoint")
+        >>> ps.Engine.restore("checkpoint").lookup("user", [5])
+        array([[0.9, 0.8]], dtype=float32)
+        """
+        self.session.save(path)
+
+    @classmethod
+    @with_options(RestoreOptions)
+    def restore(cls, options: RestoreOptions) -> Engine:
+        """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
+
+        Parameters
+        ----------
+        path : str or path
+            A folder or URI, for its last commit; or ``DIR@VERSION`` (docs/versions.md).
+        mesh : jax.sharding.Mesh or None
+            As for ``Engine``; need not be the mesh that made the commit.
+        threads : int or None
+            As for ``Engine``.
+        config : EmbeddingConfig or None
+            None: the saved one; else its tables must have the same names, dims and optimizers, and at least as many
+            rows: new rows get their initial values. Other differences need one of the last options.
+        num_required : int or None
+            None: as saved; else it must be the same.
+        reduction : {"mean", "sum"} or None
+            None: as saved; else it must be the same.
+        share : (int, int) or None
+            (rank, count): only a share of the rows, whatever the number of shares that made the commit.
+        version : str, int or None
+            A tag, or the step of a commit. None: the last commit, or the version in ``path``.
+        shared : str, path or None
+            As for ``Engine``; readers get the restored rows.
+        {options}
+
+        Returns
+        -------
+        Engine
+
+        Raises
+        ------
+        StateError
+            If there is no commit, or it is corrupt or does not match the arguments; the message names the option for a
+            table that does not fit.
+        UsageError
+            If two options change one table, or the configuration contradicts one.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.save("checkpoint")
+        >>> restored = ps.Engine.restore("checkpoint")
+        >>> restored.global_step, restored.state_hash() == engine.state_hash()
+        (1, True)
+        """
+        shared = options.shared
+        folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
+        engine = restore(
+            cls if folder is None else partial(cls, shared=folder),
+            options.path,
+            options.config,
+            options.mesh,
+            options.threads,
+            options.num_required,
+            options.reduction,
+            options.share,
+            options.version,
+            TableChanges.among(vars(options)),
+        )
+        if folder is not shared:
+            engine.publish()
+        return engine
+
+    def tag(self, name: str, *, note: str = "", move: bool = False) -> None:
+        """Give the last commit of this engine a name, which keeps it; commits nothing (docs/versions.md).
+
+        Parameters
+        ----------
+        name, note, move
+            As for ``penstock.tag``.
+
+        Raises
+        ------
+        StateError
+            If this engine has no commit: none was restored, saved or completed by a run.
+        UsageError
+            If the name is invalid, or a tag has it already.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.save("run1")
+        >>> engine.tag("start")
+        >>> ps.Engine.restore("run1", version="start").global_step
+        0
+        """
+        self.session.tag(name, note, move)
+
+    def rollback(self, version: str | int) -> int:
+        """Step forward to the rows of an earlier commit of this engine's checkpoint (docs/versions.md).
+
+        Parameters
+        ----------
+        version : str or int
+            A tag, or the step of a commit.
+
+        Returns
+        -------
+        int
+            The global step, which is one more than before.
+
+        Raises
+        ------
+        StateError
+            If this engine has no commit, there is no such version, it is damaged, or its tables are others.
+        UsageError
+            If the version is neither a tag nor a step.
+
+        Notes
+        -----
+        Weights, slots and keys become those of the commit. Frames in the gate are dropped and counted as
+        ``rolled_back``; positions in sources stay. It is durable with the next commit.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.save("run1")
+        >>> engine.tag("good")
+        >>> engine.apply({"user": ([5], [[900.0, 900.0]])})
+        True
+        >>> engine.rollback("good"), engine.lookup("user", [5]).tolist()
+        (2, [[1.0, 1.0]])
+        """
+        return self.session.roll_back(self.session.saved(version)).step
+
+    # ---- internal
+
+    def _source_run(self, options: StageOptions, deltas: Deltas | None = None) -> SourceRun:
+        return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas)

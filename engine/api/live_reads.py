@@ -1,0 +1,171 @@
+"""An engine's tables for reads without its lock: by threads of this process, and by others from shared files.
+
+``LiveReads`` observes the steps of a core, so that a read of several tables can be of one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.base.errors import ConfigError, listed
+from penstock.checkpoint.engine_state import encoded
+from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
+from penstock.model.config.specs import TableSpec
+from penstock.model.frames import Float32, Int64
+from penstock.pyx.row_keys import RowKeys, num_words
+from penstock.pyx.row_reads import StepWords
+from penstock.rows.bridge.host_tables import MOST_COUNTING
+from penstock.rows.bridge.sharding import NUM_SHARDS
+from penstock.rows.shared.folder import SharedFolder
+from penstock.rows.shared.header import KeyFile, TableLayout
+from penstock.rows.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
+
+_NUM_WORDS = 8
+
+
+class LiveReads(StepObserver):
+    """Reads rows of an engine while its steps run: ``Engine.reads`` returns the only one of an engine.
+
+    core : of the engine; folder : of its shared tables, to publish; None: only threads of this process read
+    history : lineage and epoch; durable_step : the last step of a commit
+
+    The first one switches the counters of pages on, for all steps to come. Call it while no step runs.
+    Raises ConfigError if a table is not in the host's memory, or the engine has only a share of the rows.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        folder: SharedFolder | None,
+        durable_step: int,
+        history: tuple[str, str],
+    ) -> None:
+        check_on_host(core)
+        self._core, self._folder = core, folder
+        self._file_of: Callable[[npt.NDArray[Any]], str] = (lambda array: "") if folder is None else folder.name
+        self._tables = {name: self._reads(spec) for name, spec in core.tables.held.specs.items()}
+        self._words = StepWords(np.zeros(_NUM_WORDS, np.uint64))
+        self._words.end(core.global_step)
+        if folder is not None:
+            layouts = [table.layout for table in self._tables.values()]
+            config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
+            threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
+            self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
+            core.is_shared = True
+        for spec in core.tables.held.specs.values():
+            on_host = core.tables.table(spec.name).on_host
+            assert on_host is not None
+            on_host[0].note_steps(self._words.memory)
+        core.observe(self)
+
+    def lookup_tables(
+        self, ids: Mapping[str, Any], consistent: bool = False, timeout_ms: int = 1000
+    ) -> tuple[dict[str, Float32], int]:
+        """Return the weights of ids of several tables and their step, as ``Reader.lookup_tables`` does."""
+        deadline = Deadline(timeout_ms)
+        wanted = checked_ids(self._tables, ids, "in the configuration")
+        self._core.check_readable()
+        rows = {name: checked_out(name, None, len(wanted[name]), self._tables[name].layout.dim) for name in wanted}
+
+        def check(reason: str) -> None:
+            self._core.check_readable()
+            deadline.check(reason)
+
+        return rows, read_tables(self._tables, self._words, wanted, rows, consistent, check)
+
+    def set_history(self, lineage: str, epoch: str) -> None:
+        """Tell readers of the files whose steps follow. Call it while no step runs."""
+        if self._folder is not None:
+            self._words.begin()
+            self._folder.set_history(lineage, epoch)
+            self._words.end(self._core.global_step)
+
+    def durable(self, step: int) -> None:
+        """A commit of a step is on disk. Raises OSError if the files are not there any more."""
+        self._words.durable_step = step
+        if self._folder is not None:
+            self._folder.check_there()
+
+    # ---- the core's steps and loads
+
+    def limit(self) -> Limit:
+        """Return any number: steps in native code begin and end in the same words (``HostTables.note_steps``)."""
+        return NO_LIMIT
+
+    def before_step(self, coalesced: Stepped) -> None:
+        self._words.begin()
+
+    def pushed(self, pushed: Pushed) -> None:
+        if pushed.seconds:
+            self._words.end(self._core.global_step)
+
+    def core_failed(self, error: BaseException) -> None:
+        if self._folder is not None:
+            self._folder.fail()
+
+    def before_load(self) -> None:
+        self._words.begin()
+
+    def load_refused(self) -> None:
+        self._words.end(self._core.global_step)
+
+    def loaded(self, name: str, ids: Int64 | None) -> None:
+        self._words.end(self._core.global_step)
+
+    # ---- inside
+
+    def _reads(self, spec: TableSpec) -> TableReads:
+        on_host = self._core.tables.table(spec.name).on_host
+        assert on_host is not None
+        tables, member = on_host
+        tables.count_pages()
+        plan, layout = tables.plans[member], tables.layouts[member]
+        keys, file = self._keys(spec)
+        described = TableLayout(
+            spec.name,
+            layout.dim,
+            layout.vocabulary_size,
+            NUM_SHARDS,
+            layout.mod,
+            layout.rows_per_shard,
+            layout.shards_per_device,
+            plan.row_floats,
+            plan.first_float,
+            plan.first_page,
+            tuple(map(self._file_of, tables.arrays)),
+            tuple(map(self._file_of, tables.counters)),
+            spec.id_type,
+            file,
+        )
+        return TableReads(described, list(zip(tables.arrays, tables.counters, strict=True)), keys)
+
+    def _keys(self, spec: TableSpec) -> tuple[RowKeys | None, KeyFile | None]:
+        if spec.dynamic is None:
+            return None, None
+        capacity, salt = spec.vocabulary_size, secrets.randbits(64)
+        expire_after = -1 if spec.dynamic.expire_after is None else spec.dynamic.expire_after
+        if self._folder is None:
+            memory = np.zeros(num_words(capacity), np.uint64)
+        else:
+            memory = self._folder.allocate("keys", num_words(capacity), np.uint64)
+        keys, table = RowKeys(memory, capacity, salt, expire_after), self._core.tables.dynamic[spec.name]
+        table.share_keys(keys)
+        return keys, KeyFile(self._file_of(memory), salt, expire_after, table.absent)
+
+
+def check_on_host(core: EngineCore) -> None:
+    """Raise ConfigError unless all rows of all tables are in the host's memory; UsageError for a share of the rows."""
+    tables = core.tables
+    tables.held.check_all("reading without a lock")
+    others = [name for name in tables.specs if tables.table(name).on_host is None]
+    if others:
+        raise ConfigError(
+            f"table {listed(others)}: its rows are not in the host's memory (devices, a cache, 16-bit weights or an "
+            "optimizer without a kernel), and only such rows can be shared; place the table on HOST, or omit --shared"
+        )

@@ -1,0 +1,331 @@
+"""The files of one folder, on a path or at a URI of pyarrow.fs: listed, read, written whole, removed, locked.
+
+On a path, a file appears complete and durable by a rename. At a URI it appears as its store promises: on S3 and Google
+Cloud Storage when all of it was uploaded, on HDFS while it is written. So what is in a file must prove it whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from penstock.base.filesystem import atomic_files
+from penstock.base.filesystem.read_ahead import Blocks
+from penstock.base.filesystem.state_files import open_regular
+
+# What a reader of a store's file copies at once, and requests of one that it does not read in order.
+_AT_ONCE, _HEADER_BYTES = 1 << 20, 1 << 16
+
+
+class WritableFile(Protocol):
+    """A file that is being written. write_along : starts writeback from time to time"""
+
+    def write(self, data: Any, /) -> int: ...
+    def write_along(self) -> None: ...
+
+
+class FileStore(ABC):
+    """Files by name. All methods raise OSError, which names the file.
+
+    place : for messages
+    address : opens the same folder again, on any machine that reaches it
+    names_appear_whole : whether a file with a name is always complete
+    """
+
+    place: Path | str
+    address: str
+    names_appear_whole: bool
+
+    @abstractmethod
+    def file(self, name: str) -> Path | str:
+        """Return a file's place, for messages."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether there is something of the folder's name."""
+
+    @abstractmethod
+    def is_folder(self) -> bool: ...
+
+    @abstractmethod
+    def is_same(self, other: FileStore) -> bool:
+        """Return whether both exist and are one folder."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return a text that folders have in common if they are one."""
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """Return the names of the files; none if there is no such folder."""
+
+    @abstractmethod
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+        """Open a file. ahead : it is read from its beginning to its end"""
+
+    @abstractmethod
+    def size(self, name: str) -> int: ...
+
+    @abstractmethod
+    def written_s(self, name: str) -> float | None:
+        """Return when a file was written, in seconds since the epoch; None if there is none."""
+
+    @abstractmethod
+    def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
+        """Write a file that gets its name when the block succeeds."""
+
+    @abstractmethod
+    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        """Write a file under the name ``unfinished``; then, if ``check`` does not raise, under its name only.
+
+        Raises FileExistsError if there is a file of the name, unless ``replace``. After an error there is no new file.
+        """
+
+    @abstractmethod
+    def adopt(self, name: str, other: FileStore) -> bool:
+        """Give this folder a complete file of another one, without its bytes passing through this machine.
+
+        Return False if that is impossible: between these folders it takes a copy. Replaces a file of the name.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make the names of adopted files durable."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file, or see that it is gone."""
+
+    @abstractmethod
+    def lock(self) -> int | None:
+        """Create the folder if it is missing, and lock it until ``forks.close`` of the result.
+
+        Raises BlockingIOError if another process has locked it. A store without locks returns None.
+        """
+
+    def read(self, name: str) -> bytes:
+        with self.open(name) as file:
+            return file.read()
+
+
+class LocalStore(FileStore):
+    """A folder on a path."""
+
+    names_appear_whole = True
+
+    def __init__(self, path: Path) -> None:
+        self.place, self.address, self._path = path, os.path.abspath(path), path
+
+    def file(self, name: str) -> Path:
+        return self._path / name
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def is_folder(self) -> bool:
+        return self._path.is_dir()
+
+    def is_same(self, other: FileStore) -> bool:
+        if not isinstance(other, LocalStore) or not self.is_folder() or not other.is_folder():
+            return False
+        return self._path.samefile(other.file(""))
+
+    def identity(self) -> str:
+        return str(self._path.resolve())
+
+    def names(self) -> Sequence[str]:
+        try:
+            return os.listdir(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+        return open_regular(self._path / name)
+
+    def size(self, name: str) -> int:
+        return (self._path / name).stat().st_size
+
+    def written_s(self, name: str) -> float | None:
+        with suppress(FileNotFoundError):
+            return (self._path / name).stat().st_mtime
+        return None
+
+    def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
+        return atomic_files.publishing(self._path / name)
+
+    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        file = atomic_files.File(self._path / name, self._path / unfinished)
+        with file.all_or_nothing():
+            file.write(data)
+            file.complete()
+            check()
+            # A link, unlike a rename, replaces no file of another process.
+            if not replace and atomic_files.link_if_possible(file.part, file.path):
+                atomic_files.discard(file.part)
+            elif not replace and file.path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file.path))
+            else:
+                file.publish()
+        atomic_files.sync_folder(self._path)
+
+    def adopt(self, name: str, other: FileStore) -> bool:
+        if not isinstance(other, LocalStore):
+            return False
+        atomic_files.remove(self._path / name)
+        return atomic_files.link_if_possible(Path(other.file(name)), self._path / name)
+
+    def sync(self) -> None:
+        atomic_files.sync_folder(self._path)
+
+    def remove(self, name: str) -> None:
+        atomic_files.remove(self._path / name)
+
+    def lock(self) -> int:
+        atomic_files.make_folders(self._path)
+        return atomic_files.lock(self._path / ".lock")
+
+
+class RemoteStore(FileStore):
+    """A folder at a URI. A store of objects has no folders: it exists once it has a file.
+
+    filesystem, path : as pyarrow.fs has them
+    """
+
+    names_appear_whole = False
+
+    def __init__(self, uri: str, filesystem: Any, path: str) -> None:
+        self.place, self.address, self._fs, self._path = place_of(uri), uri, filesystem, path.rstrip("/")
+
+    def file(self, name: str) -> str:
+        return f"{self.place}/{name}" if name else str(self.place)
+
+    def exists(self) -> bool:
+        return self._kind() != "NotFound"
+
+    def is_folder(self) -> bool:
+        return self._kind() == "Directory"
+
+    def is_same(self, other: FileStore) -> bool:
+        return isinstance(other, RemoteStore) and self.identity() == other.identity()
+
+    def identity(self) -> str:
+        return f"{self._fs.type_name}:{self._path}"
+
+    def names(self) -> Sequence[str]:
+        from pyarrow.fs import FileSelector
+
+        with self._naming(""):
+            infos = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
+            return [info.base_name for info in infos if info.type.name == "File"]
+
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+        with self._naming(name):
+            file = self._fs.open_input_file(self._at(name))
+            if ahead:
+                file = Blocks(file)
+                file.read_in_order()
+        return io.BufferedReader(file, _AT_ONCE if ahead else _HEADER_BYTES)
+
+    def size(self, name: str) -> int:
+        with self._naming(name):
+            info = self._fs.get_file_info(self._at(name))
+        if info.size is None:
+            raise FileNotFoundError(2, "No such file", self.file(name))
+        return int(info.size)
+
+    def written_s(self, name: str) -> float | None:
+        with self._naming(name):
+            written = self._fs.get_file_info(self._at(name)).mtime
+        return None if written is None else float(written.timestamp())
+
+    @contextmanager
+    def publishing(self, name: str) -> Iterator[WritableFile]:
+        with self._naming(name), self._fs.open_output_stream(self._at(name)) as stream:
+            yield _Upload(stream.write)
+
+    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        with self.publishing(unfinished) as file:
+            file.write(data)
+        try:
+            check()
+            if not replace and self.written_s(name) is not None:  # the store has no way to refuse a second writer
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.file(name))
+            with self.publishing(name) as file:
+                file.write(data)
+        finally:
+            self.remove(unfinished)
+
+    def adopt(self, name: str, other: FileStore) -> bool:
+        if not isinstance(other, RemoteStore) or not self._fs.equals(other._fs):
+            return False
+        with other._naming(name):
+            try:
+                self._fs.copy_file(other._at(name), self._at(name))
+            except FileNotFoundError:
+                raise
+            except OSError:  # such as a file above the largest size that S3 copies
+                return False
+        return True
+
+    def sync(self) -> None:
+        """Do nothing: what the store has copied is durable."""
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError), self._naming(name):
+            self._fs.delete_file(self._at(name))
+
+    def lock(self) -> None:
+        with self._naming(""):
+            self._fs.create_dir(self._path)
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def _kind(self) -> str:
+        with self._naming(""):
+            return str(self._fs.get_file_info(self._path).type.name)
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Name the file in errors: those of stores name none, and their text is long."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                raise type(error)(error.errno or 5, str(error).partition("\n")[0], self.file(name)) from error
+            raise
+
+
+class _Upload:
+    def __init__(self, write: Callable[[Any], int]) -> None:
+        self.write = write
+
+    def write_along(self) -> None:
+        """Do nothing: the store uploads parts as it sees fit."""
+
+
+def place_of(text: str) -> str:
+    """Return a path as it is; a URI without secrets: it may have keys before the host, and options after the path."""
+    if "://" not in text:
+        return text
+    scheme, mark, rest = re.split("[?#]", text, maxsplit=1)[0].partition("://")  # urlsplit raises for some hosts
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+
+
+def store_at(place: str | os.PathLike[str]) -> FileStore:
+    """Return the folder on a path or at a URI of pyarrow.fs. Raises ValueError for a URI that pyarrow cannot open."""
+    text = os.fspath(place)
+    if not isinstance(text, str) or "://" not in text:
+        return LocalStore(Path(place))
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    filesystem, path = FileSystem.from_uri(text)
+    return LocalStore(Path(path)) if isinstance(filesystem, LocalFileSystem) else RemoteStore(text, filesystem, path)

@@ -1,0 +1,1 @@
+"""Integrations: each is optional, and known to the rest through a registry only."""

@@ -1,0 +1,124 @@
+"""safetensors: a file with a JSON header and the bytes of every tensor, or a folder of them, as Hugging Face has.
+
+Its library reads it. It is written here: the library would need all tensors in memory at once.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import InputError, listed
+from penstock.base.filesystem import atomic_files
+from penstock.io.registry import Library
+from penstock.io.table_formats.table_format import (
+    Contents,
+    TableFormat,
+    TablesToWrite,
+    Tensor,
+    check_shards,
+    first_bytes,
+    library_errors,
+)
+from penstock.model.frames import Array
+
+_LIBRARY = Library("safetensors", "safetensors")
+_TITLE = "a safetensors file"
+_INDEX = "*.safetensors.index.json"
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64"}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNMENT = 8  # of the first tensor, in bytes
+
+
+def _contents(path: Path, stack: ExitStack) -> Contents:
+    import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by it)
+
+    library = _LIBRARY.load(_TITLE)
+    contents = Contents({}, {})
+    for place in [path] if path.is_file() else _files(path):
+        with library_errors(place, _TITLE):
+            file = stack.enter_context(library.safe_open(place, framework="numpy"))
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        for name, rows in slices.items():
+            if name in contents.tensors:
+                raise InputError(f"'{name}' is in two of its files; give one of them", source=str(path))
+            contents.tensors[name] = _tensor(rows)
+    return contents
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files that the index of a folder names, all of them without an index."""
+    indices = sorted(folder.glob(_INDEX))
+    if len(indices) > 1:
+        several = listed(index.name for index in indices)
+        raise InputError(f"has several indices ({several}); give a single file", source=str(folder))
+    if not indices:
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = list(json.loads(indices[0].read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"no index of safetensors: {error}", source=str(indices[0])) from error
+    return check_shards(folder, map(str, names), indices[0])
+
+
+def _tensor(rows: Any) -> Tensor:
+    dtype = rows.get_dtype()
+    return Tensor(tuple(rows.get_shape()), _DTYPES.get(dtype, dtype), lambda start, stop: rows[start:stop])
+
+
+def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
+    header: dict[str, Any] = {"__metadata__": {"penstock.global_step": str(step)}}
+    end = 0
+    for name in saved.tables:
+        keys, num_rows = saved.keys(name), saved.num_rows(name)
+        entries: list[tuple[str, str, list[int]]] = [
+            (part, "F32", [num_rows, dim]) for part, dim in saved.part_dims(name).items()
+        ]
+        entries += [] if keys is None else [("keys", _NAMES[keys.dtype.name], [num_rows])]
+        for part, dtype, shape in entries:
+            first, end = end, end + int(np.prod(shape)) * (4 if dtype == "F32" else 8)
+            header[f"{name}/{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [first, end]}
+    text = json.dumps(header).encode()
+    text = text.ljust(-len(text) % _ALIGNMENT + len(text))
+    atomic_files.make_folders(out.absolute().parent)
+    with atomic_files.publishing(out) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in saved.tables:
+            _append(file, saved, name)
+    atomic_files.discard_orphans(out)
+    return [out]
+
+
+def _append(file: atomic_files.File, saved: TablesToWrite, name: str) -> None:
+    arrays: list[Array] = [*saved.parts(name).values()]
+    if (keys := saved.keys(name)) is not None:
+        arrays.append(keys)
+    for array in arrays:
+        interrupts.check()
+        file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+
+
+def _is_at(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.glob("*.safetensors")) or any(path.glob(_INDEX))
+    start = first_bytes(path, 9)
+    if path.is_file() and path.suffix == ".safetensors":
+        return True
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
+
+
+FORMAT = TableFormat(
+    name="safetensors",
+    title=_TITLE,
+    library=_LIBRARY,
+    is_at=_is_at,
+    contents=_contents,
+    write=_write,
+    out="a file",
+    has_keys=True,
+)

@@ -1,0 +1,204 @@
+"""A checkpoint of ``torch.distributed.checkpoint`` (DCP): a folder of shards, and a pickle of where they are.
+
+torch would load any pickle. This one may name only the classes of DCP's metadata, so that no file runs code. The
+shards are loaded as tensors and plain data only. Entries that are not tensors are not read at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from penstock.base.errors import InputError
+from penstock.contrib.formats.torch_file import LIBRARY, tensor_of
+from penstock.io.table_formats.table_format import Contents, TableFormat, Tensor, check_shards, library_errors
+from penstock.model.frames import Array
+
+_TITLE = "a checkpoint of torch.distributed.checkpoint"
+_METADATA = ".metadata"
+_DCP = "torch.distributed.checkpoint"
+_ENUM = "_MEM_FORMAT_ENCODING"
+# What torch 2.6 and later write, by module; also its dtypes, and paths of any system.
+_CLASSES = {
+    f"{_DCP}.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        _ENUM,
+    },
+    f"{_DCP}.filesystem": {"_StorageInfo"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+}
+_PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickles DCP's metadata, and refuses every other class."""
+
+    def __init__(self, data: bytes, torch: Any) -> None:
+        super().__init__(io.BytesIO(data))
+        self._torch = torch
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("pathlib", "pathlib._local") and name in _PATHS:
+            return PurePath
+        if (module, name) == ("builtins", "getattr"):  # so Python 3.11.2 pickles a member of an Enum
+            return self._member
+        if module == "torch" and isinstance(dtype := getattr(self._torch, name, None), self._torch.dtype):
+            return dtype
+        if name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise _ForeignClassError(f"{module}.{name}")
+
+    def _member(self, owner: Any, name: str) -> Any:
+        if owner is not super().find_class(f"{_DCP}.metadata", _ENUM):
+            raise _ForeignClassError("builtins.getattr")
+        return owner[name]
+
+
+class _ForeignClassError(pickle.UnpicklingError):
+    """A pickle names a class that is not one of DCP's."""
+
+
+def _contents(path: Path, stack: ExitStack) -> Contents:
+    torch, dcp = LIBRARY.load(_TITLE), LIBRARY.load(_TITLE, ".distributed.checkpoint")
+    place = path / _METADATA
+    contents = Contents({}, {})
+    with library_errors(place, _TITLE):  # whatever a damaged pickle, or one of other attributes, causes
+        try:
+            metadata = _MetadataUnpickler(place.read_bytes(), torch).load()
+        except _ForeignClassError as error:
+            problem = f"names {error}, which no such checkpoint contains; nothing of it was loaded"
+            raise InputError(problem, source=str(place)) from None
+        files = {str(info.relative_path) for info in metadata.storage_data.values()}
+        for name, entry in dict(metadata.state_dict_metadata).items():
+            if isinstance(entry, dcp.metadata.TensorStorageMetadata):
+                dtype = str(entry.properties.dtype).removeprefix("torch.")
+                shards = _Shards(path, metadata, name, entry, torch, dcp)
+                contents.tensors[name] = Tensor(tuple(entry.size), dtype, shards)
+            else:
+                contents.others[name] = "no tensor"
+    check_shards(path, sorted(files), place)
+    return contents
+
+
+class _Shards:
+    """Reads the rows of a tensor: loads those shards whole that have a row, and keeps them until the next ones."""
+
+    def __init__(self, path: Path, metadata: Any, name: str, entry: Any, torch: Any, dcp: Any) -> None:
+        self._torch, self._dcp = torch, dcp
+        self._path, self._metadata, self._name, self._entry = path, metadata, name, entry
+        self._first = self._end = 0
+        self._read: Callable[[int, int], Array] | None = None
+
+    def __call__(self, start: int, stop: int) -> Array:
+        pieces = []
+        while start < stop:
+            if self._read is None or not self._first <= start < self._end:
+                self._load(start)
+            assert self._read is not None
+            end = min(stop, self._end)
+            pieces.append(self._read(start - self._first, end - self._first))
+            start = end
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _load(self, start: int) -> None:
+        """Load the rows from one on, up to the end of the first shard with it, with the columns of all shards."""
+        self._read = None
+        chunks = [chunk for chunk in self._entry.chunks if chunk.offsets[0] <= start < _end(chunk)]
+        if not chunks:
+            raise InputError(f"'{self._name}': no shard has row {start}", source=str(self._path))
+        self._first, self._end = start, min(self._entry.size[0], *(_end(chunk) for chunk in chunks))
+        shape = (self._end - start, *self._entry.size[1:])
+        whole = self._torch.zeros(shape, dtype=self._entry.properties.dtype)
+        if sum(_count(chunk.sizes[1:]) for chunk in chunks) != _count(shape[1:]):
+            raise InputError(f"'{self._name}': row {start} is not complete in its shards", source=str(self._path))
+        planner = self._dcp.planner
+        items = []
+        for chunk in chunks:
+            index = self._dcp.metadata.MetadataIndex(self._name, chunk.offsets)
+            item = planner.ReadItem(
+                type=planner.LoadItemType.TENSOR,
+                dest_index=index,
+                dest_offsets=self._torch.Size((0, *chunk.offsets[1:])),
+                storage_index=index,
+                storage_offsets=self._torch.Size((start - chunk.offsets[0], *[0] * (len(chunk.sizes) - 1))),
+                lengths=self._torch.Size((self._end - start, *chunk.sizes[1:])),
+            )
+            if (shard := self._safetensor(self._metadata.storage_data[index], chunk)) is None:
+                items.append(item)
+            else:
+                rows = shard.narrow(0, start - chunk.offsets[0], self._end - start)
+                _Planner(whole).resolve_tensor(item).copy_(rows)
+        reader = self._dcp.FileSystemReader(self._path)
+        reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        reader.read_data(planner.LoadPlan(items), _Planner(whole)).wait()
+        self._read = tensor_of(whole, self._torch).read
+
+    def _safetensor(self, info: Any, chunk: Any) -> Any:
+        """Return a shard that was saved with SerializationFormat.SAFETENSORS, which torch cannot read; None: another.
+
+        All tensors of a file are one such block at its end, and the metadata has its beginning for each of them.
+        """
+        with (self._path / info.relative_path).open("rb") as file:
+            file.seek(info.offset)
+            size, text = file.read(8), file.read(1)
+            if text != b"{":
+                return None
+            text += file.read(int.from_bytes(size, "little") - 1)
+            header = json.loads(text)
+            saved = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])[self._name]["saved_offsets"]
+            if tuple(saved) != tuple(chunk.offsets):
+                problem = f"'{self._name}': torch wrote only the last one of its shards in {info.relative_path}"
+                advice = "save it again with SerializationFormat.TORCH_SAVE"
+                raise InputError(f"{problem}; {advice}", source=str(self._path))
+            first, end = header[self._name]["data_offsets"]
+            file.seek(first, io.SEEK_CUR)
+            data = bytearray(file.read(end - first))
+        return self._torch.frombuffer(data, dtype=self._entry.properties.dtype).reshape(chunk.sizes)
+
+
+class _Planner:
+    """The part of DCP's LoadPlanner that reading tensors needs: the parts of a tensor that the shards fill."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+
+    def resolve_tensor(self, item: Any) -> Any:
+        part = self._whole
+        for axis, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            part = part.narrow(axis, offset, length)
+        return part
+
+    def commit_tensor(self, item: Any, tensor: Any) -> None:
+        """Do nothing: the part is a view."""
+
+
+def _end(chunk: Any) -> int:
+    return int(chunk.offsets[0] + chunk.sizes[0])
+
+
+def _count(sizes: Any) -> int:
+    return int(np.prod([int(size) for size in sizes], dtype=np.int64))
+
+
+FORMAT = TableFormat(
+    name="dcp",
+    title=_TITLE,
+    library=LIBRARY,
+    is_at=lambda path: (path / _METADATA).is_file(),
+    contents=_contents,
+)

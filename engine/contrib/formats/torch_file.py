@@ -1,0 +1,176 @@
+"""A file of ``torch.save``: a state_dict, also inside other dicts and lists. Only tensors and plain data are loaded,
+with NumPy's numbers and arrays. No class of the user is imported: ``torch_pickles`` finds where a refused one is.
+
+torch maps the file, so rows are read on demand. To write it, torch needs every tensor at once: they are mapped, too,
+from an unnamed file next to the new one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import pickle
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import InputError
+from penstock.base.filesystem import atomic_files
+from penstock.contrib.formats.numpy_files import rows_of
+from penstock.contrib.formats.torch_pickles import refusal
+from penstock.io.registry import Library
+from penstock.io.table_formats.table_format import (
+    Contents,
+    TableFormat,
+    TablesToWrite,
+    Tensor,
+    first_bytes,
+    library_errors,
+    zip_names,
+)
+from penstock.model.config.specs import WEIGHTS
+from penstock.model.frames import Array
+
+LIBRARY = Library("torch", "torch")
+_TITLE = "a file of torch.save"
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+_BEFORE_1_6 = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # a pickle of torch's magic number
+
+
+def _contents(path: Path, stack: ExitStack) -> Contents:
+    torch = LIBRARY.load(_TITLE)
+    names = zip_names(path)
+    if names and any(name.endswith("/constants.pkl") for name in names):
+        save = f"torch.save(torch.jit.load({str(path)!r}).state_dict(), NEW)"
+        raise InputError(f"a TorchScript archive, of torch.jit.save; save its state_dict: {save}", source=str(path))
+    with library_errors(path, _TITLE), torch.serialization.safe_globals(_numpy_globals()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about kinds of tensors that are skipped
+        try:
+            state = torch.load(path, map_location="cpu", mmap=names is not None, weights_only=True)
+        except pickle.UnpicklingError as error:
+            (name,) = re.findall(r"GLOBAL '?([\w.]+)", str(error))[:1] or ["an unknown class"]
+            if "weights only" not in str(error).lower():
+                raise  # it is damaged
+            raise InputError(refusal(path, name, names or ()), source=str(path)) from None
+    contents = Contents({}, {})
+    for name, value in _leaves(state, ""):
+        name = name or path.stem  # a tensor alone
+        if name in contents.tensors:
+            raise InputError(f"'{name}' is two of its tensors, by keys with dots; save one of them", source=str(path))
+        if isinstance(value, np.ndarray) and value.ndim:
+            contents.tensors[name] = Tensor(value.shape, value.dtype.name, partial(rows_of, value))
+        elif not isinstance(value, torch.Tensor):
+            contents.others[name] = f"no dense tensor, but {type(value).__name__}"
+        elif value.is_quantized:
+            contents.others[name] = "a quantized tensor; save it after dequantize()"
+        elif value.is_meta:
+            contents.others[name] = "a tensor on torch's meta device, which has no values"
+        elif value.is_nested:
+            contents.others[name] = "a nested tensor; save it after to_padded_tensor()"
+        elif value.layout != torch.strided:
+            contents.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
+        else:
+            contents.tensors[name] = tensor_of(value, torch)
+    return contents
+
+
+def _numpy_globals() -> list[Any]:
+    """Return what NumPy's numbers and arrays are pickled by, under the names of NumPy 1 and 2: none runs code."""
+    functions: list[Any] = [np.int64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
+    named = [(made, f"numpy.{core}.multiarray.{made.__name__}") for made in functions for core in ("core", "_core")]
+    dtypes = [type(np.dtype(code)) for code in "?bBhHiIlLqQefdSU"]
+    return [*named, np.ndarray, np.dtype, *dtypes, codecs.encode]
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what nested dicts and lists contain, with the path to it, joined by dots."""
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple) and not hasattr(value, "shape"):
+        items = [(str(number), item) for number, item in enumerate(value)]
+    else:
+        yield name, value
+        return
+    for key, item in items:
+        yield from _leaves(item, f"{name}.{key}" if name else key)
+
+
+def tensor_of(value: Any, torch: Any) -> Tensor:
+    """Return a tensor of torch as one to read."""
+    value = value.detach()
+
+    def read(start: int, stop: int) -> Array:
+        rows = value[start:stop]
+        # With force: views that are conjugated or negative are resolved.
+        array: Array = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy(force=True)
+        return array
+
+    return Tensor(tuple(value.shape), str(value.dtype).removeprefix("torch."), read)
+
+
+def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
+    torch = LIBRARY.load("--format torch")
+    folder = out.absolute().parent
+    atomic_files.make_folders(folder)
+    with tempfile.TemporaryFile(dir=folder) as scratch, atomic_files.publishing(out) as file:
+        state: dict[str, Any] = {}
+        for name in saved.tables:
+            state |= {key: torch.from_numpy(array) for key, array in _mapped(scratch, saved, name).items()}
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # about the end of the file, which torch writes also after an error of the disk
+            raise _first_cause(error) from None
+    atomic_files.discard_orphans(out)
+    return [out]
+
+
+def _mapped(scratch: IO[bytes], saved: TablesToWrite, name: str) -> dict[str, Array]:
+    """Write the arrays of a table to the end of a file, and return them mapped, by their names in the state_dict."""
+    arrays: dict[str, Array] = {
+        f"{name}.{'weight' if part == WEIGHTS else part}": rows for part, rows in saved.parts(name).items()
+    }
+    if (keys := saved.keys(name)) is not None:
+        arrays[f"{name}.keys"] = keys
+    mapped: dict[str, Array] = {}
+    for key, array in arrays.items():
+        interrupts.check()
+        first = scratch.seek(0, 2)
+        scratch.write(np.ascontiguousarray(array).data)
+        scratch.flush()
+        # Private: torch refuses arrays that are read-only.
+        mapped[key] = np.memmap(scratch, array.dtype, "c", first, array.shape) if array.size else array
+    return mapped
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _is_at(path: Path) -> bool:
+    names = zip_names(path)
+    if names is None:
+        return first_bytes(path, len(_BEFORE_1_6)) == _BEFORE_1_6
+    if not names:  # damaged
+        return path.suffix in _SUFFIXES
+    return any(name.endswith("/data.pkl") for name in names)
+
+
+FORMAT = TableFormat(
+    name="torch",
+    title=_TITLE,
+    library=LIBRARY,
+    is_at=_is_at,
+    contents=_contents,
+    write=_write,
+    out="a file",
+    has_keys=True,
+)

@@ -1,0 +1,1 @@
+"""Commands that ask commits what happened: history, blame, diff, branch."""

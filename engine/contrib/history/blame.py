@@ -1,0 +1,181 @@
+"""``penstock blame``: list the frames of a log that contain one row, with the step that they entered."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import UsageError, listed
+from penstock.base.flag_values import local_path
+from penstock.cli.arrow_file import write_arrow
+from penstock.cli.command_line import Parser, add_flags, add_sources, check_reading, keywords_of
+from penstock.cli.output import Output, count, several
+from penstock.core.gate import Gate
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.sources.opening import check_not_read
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.id_ranges import bounds, expected
+from penstock.model.frames import Contributor, Frame
+from penstock.model.options import OneReaderOptions, ReadingOptions
+from penstock.model.stats import too_stale
+
+EXAMPLE = "penstock blame tables.pbtxt monday.arrows --table user --id 4711 --num-required 4"
+_MOST_LINES = 100
+
+
+def add(command: Parser) -> None:
+    add_sources(command)
+    command.add_argument("--id", required=True, type=int, metavar="N", help="the id of the row")
+    command.add_argument("--out", type=local_path, metavar="FILE", help="also write an Arrow stream, or FILE.arrow")
+    add_flags(command, "check")
+
+
+@dataclass
+class BlamedFrame:
+    """A frame that contains the row.
+
+    frame : its index in the source, from 0; step : the producer's
+    opening : the global step that it led to; None: it is stale, or waits in the gate
+    rows : its rows of the id; norm : the Euclidean norm of their sum, in float64
+    """
+
+    source: str
+    frame: int
+    contributor: Contributor
+    step: int | None
+    opening: int | None
+    stale: bool
+    rows: int
+    norm: float
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
+    _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    check_not_read(args.sources, [] if args.out is None else [args.out])
+    config = EmbeddingConfig.load(args.config)
+    table = _table_of(config, args.table)
+    key = _key_of(config, table, args.id)
+    keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {
+        "on_bad_row": "drop" if drops_bad_rows else "error"
+    }
+    options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
+    reader = FrameReader(args.sources, options)
+    gate = Gate(args.num_required or config.gate_num_required or 1)
+    blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
+
+    def opened(_: int) -> None:
+        for frame in waiting:
+            frame.opening = gate.global_step + 1
+        waiting.clear()
+
+    gate.open_into(opened)
+    read, rows, stale_rows = Counter[int](), 0, 0
+    with closing(reader.numbered()) as numbered:
+        for number, frame in islice(numbered, args.limit):
+            interrupts.check()
+            if frame.is_void:
+                continue
+            entry = _blamed(frame, table, key, reader.sources[number].name, read[number])
+            if entry is not None:
+                blamed.append(entry)
+                waiting.append(entry)
+            read[number] += 1
+            rows += frame.num_rows
+            if not gate.admit(frame.local_step, lambda: None, frame.contributor):
+                stale_rows += frame.num_rows
+                if entry is not None:
+                    entry.stale = True
+                    waiting.pop()
+    if args.flush and gate.num_accumulated:
+        gate.open_early()
+    _say(out, args, blamed, read.total(), rows)
+    notes = reader.notes()
+    if reader.without_table:
+        guess = f"rows of {listed(reader.without_table)} name no table, and count as those of '{table}'"
+        notes.append(f"{guess}: right only if it was replayed with --table {table}")
+    out.say_all("note      ", notes)
+    if (problem := too_stale(stale_rows, rows, args.max_stale)) is not None:
+        out.say(f"note      {problem}")
+    if args.out is not None:
+        _write(args.out, blamed)
+        out.say(f"wrote     {args.out}")
+    frames = [{**asdict(frame), "norm": str(frame.norm)} for frame in blamed]
+    out.result(
+        {
+            "table": table,
+            "id": args.id,
+            "read": {"frames": read.total(), "rows": rows},
+            "frames": frames,
+            "notes": notes,
+        }
+    )
+
+
+def _table_of(config: EmbeddingConfig, name: str | None) -> str:
+    names = list(config.id_ranges)
+    if name is None and len(names) > 1:
+        raise UsageError(f"--table: name the table of the row: {listed(names)}")
+    return name or names[0]  # ReadOptions checks that it exists
+
+
+def _key_of(config: EmbeddingConfig, table: str, row_id: int) -> int:
+    """Return the id as frames have it: a uint64 key as an int64 of its bits. Raises UsageError."""
+    if table not in config.id_ranges:
+        raise UsageError(f"table '{table}' is not in the configuration ({listed(config.id_ranges)})")
+    size, _ = config.id_ranges[table]
+    least, end = bounds(size)
+    if not least <= row_id < end:
+        raise UsageError(f"--id: table '{table}': expected {expected(size)}, got {row_id}")
+    return row_id - 2**64 if row_id >= 2**63 else row_id
+
+
+def _blamed(frame: Frame, table: str, key: int, source: str, number: int) -> BlamedFrame | None:
+    """Return the frame's part in a row; None if it has no row of the key. number : of the frame in its source"""
+    total, num_rows = None, 0
+    for rows in frame.rows.get(table, ()):
+        matches = np.flatnonzero(rows.ids == key)
+        if len(matches):
+            summed = rows.gradient(matches).sum(axis=0, dtype=np.float64)
+            total = summed if total is None else total + summed
+            num_rows += len(matches)
+    if total is None:
+        return None
+    norm = float(np.linalg.norm(total))
+    return BlamedFrame(source, number, frame.contributor, frame.local_step, None, False, num_rows, norm)
+
+
+def _say(out: Output, args: argparse.Namespace, blamed: list[BlamedFrame], frames: int, rows: int) -> None:
+    out.say(
+        f"read      {count(rows)} rows in {count(frames)} frames; ids only, checksums and other rows were not checked"
+    )
+    total = sum(frame.rows for frame in blamed)
+    out.say(f"id {args.id}: {several(total, 'row')} in {several(len(blamed), 'frame')}")
+    for frame in blamed[:_MOST_LINES]:
+        state = "stale" if frame.stale else "pending" if frame.opening is None else f"step {frame.opening}"
+        producer = "" if frame.contributor is None else f" of {frame.contributor}"
+        local = "" if frame.step is None else f", its step {frame.step}"
+        place = f"{frame.source}: frame {frame.frame}{producer}{local}"
+        out.say(f"  {state:9} {place}: {several(frame.rows, 'row')}, norm {frame.norm:.6g}")
+    if len(blamed) > _MOST_LINES:
+        out.say(f"  … {count(len(blamed) - _MOST_LINES)} more (--json, --out)")
+
+
+def _write(path: Path, blamed: Iterable[BlamedFrame]) -> None:
+    import pyarrow as pa
+
+    fields = {"source": pa.utf8(), "frame": pa.int64(), "contributor": pa.utf8(), "step": pa.int64()}
+    fields |= {"opening": pa.int64(), "stale": pa.bool_(), "rows": pa.int64(), "norm": pa.float64()}
+    plain = [asdict(frame) | {"contributor": _text(frame.contributor)} for frame in blamed]
+    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
+
+
+def _text(contributor: Contributor) -> str | None:
+    return None if contributor is None else str(contributor)

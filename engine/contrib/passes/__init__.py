@@ -1,0 +1,1 @@
+"""Tables larger than memory: the sources are read once for each share of the rows."""

@@ -1,0 +1,334 @@
+"""A store over a Flight service: lookups on a connection per thread, and frames of one producer, each applied once.
+
+The service may restart at any moment, from a commit that lacks the last frames. So frames stay buffered until they are
+durable, a thread sends them again meanwhile, and rows of an earlier step than the last known one are read again once
+that has happened. It may also stop to answer, or wait for ranks that are gone: ``limited_calls`` limits every wait.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+import penstock.base.forks as forks
+from penstock.base.errors import InputError, PenstockError, StateError, UsageError, listed
+from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
+from penstock.contrib.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
+from penstock.io.list_columns import list_column, list_type
+from penstock.serving.flight import Client
+from penstock.serving.flight.messages import Ack
+from penstock.serving.flight.producer import Producer
+
+T = TypeVar("T")
+
+# Between two questions whether a frame is applied: at first, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.02
+# How often the thread looks whether the service has restarted.
+_WATCH_S = 0.25
+# A service answers no request of more ids.
+_MOST_IDS = 1 << 16
+# How long the service may wait for rows of one step.
+_TIMEOUT_MS = 60_000
+# How often a wait for the gate asks what the gate waits for, and after how long the first time.
+_EXPLAIN_EVERY_S, _EXPLAIN_FIRST_S = 1.0, 0.1
+# How long ``close`` waits for work whose caller has given up.
+_GRACE_S = 1.0
+
+
+class ServiceStore(Store):
+    """The tables of a service.
+
+    connect : returns a new client; contributor : the name of the producer; timeout_s : the limit of each wait
+    """
+
+    def __init__(self, connect: Callable[[], Client], contributor: str, timeout_s: float) -> None:
+        super().__init__()
+        self._connect, self.contributor, self._timeout_s = connect, contributor, timeout_s
+        self._clients: list[Client] = []
+        self._of_thread = threading.local()
+        # Of the producer, which the threads of calls and the watching one use in turn.
+        self._lock, self._pusher = threading.RLock(), self._new_client()
+        self._uri = self._pusher.connection.uri
+        self._threads: list[CallThread] = []
+        self._last_call = LimitedCall[Any]("")
+        status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
+        self.num_required, self.reduction = status["num_required"], status["reduction"]
+        self._lineage, self._epoch = status["lineage"], status["epoch"]
+        self.report = StepReport(status["global_step"], 0, 0, status["pending"])
+        self.tables = {name: _info(schema) for name, schema in schemas.items()}
+        self._kind = list_type(info.dim for info in self.tables.values())
+        self._names = pa.array(list(self.tables), pa.utf8())
+        self._producer: Producer | None = None
+        self._first_number = 0  # of the next producer; 0: the one after what the service has applied
+        self._base = 0  # frames of the contributor before this producer
+        self._repeated = 0  # of its frames, those that the service had applied in an earlier run
+        self._closing = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"Store({self._uri})"
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        forks.check(self._process, f"the store of {self._uri}")
+
+    # ---- waits
+
+    def _limited(self, function: Callable[[], T], purpose: str) -> T:
+        """Return the result of a function. purpose : what it waits for first
+
+        Every thread has another one for its calls. Raises ServiceTimeoutError after the limit.
+        """
+        if in_call():
+            return function()
+        thread: CallThread | None = getattr(self._of_thread, "calls", None)
+        if thread is None:
+            thread = self._of_thread.calls = CallThread("penstock-store")
+            self._threads.append(thread)
+        return self.outcome(thread.submit(function, purpose))
+
+    def outcome(self, call: LimitedCall[T]) -> T:
+        self._last_call = call
+        return call.outcome(self._uri, self._timeout_s)
+
+    # ---- rows out
+
+    def _pull(self, ids: Mapping[str, Ids]) -> Pulled:
+        purpose = f"the rows of {sum(map(len, ids.values())):,} ids at step {self.report.step} or later"
+        return self._limited(lambda: self._pulled(ids, purpose), purpose)
+
+    def _pulled(self, ids: Mapping[str, Ids], purpose: str) -> Pulled:
+        """Return rows that are no older than the last known step. Those of several requests may be of several steps
+        if other ranks push meanwhile; the earliest counts."""
+        while True:
+            check_awaited()
+            waits_for(purpose)
+            results = [self._client.lookup(part, True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
+            first = min(results, key=lambda result: result.step)
+            if first.lineage != self._lineage:
+                raise StateError(
+                    f"{self._uri}: the service's state is another one than before; it was restarted "
+                    "without its checkpoint, or with another one"
+                )
+            if first.step >= self.report.step and all(result.epoch == self._epoch for result in results):
+                parts = {name: [result[name] for result in results if name in result] for name in ids}
+                rows = {
+                    name: _writable(part[0] if len(part) == 1 else np.concatenate(part)) for name, part in parts.items()
+                }
+                return Pulled(rows, first.step, first.epoch)
+            self._settle()  # the service has restarted
+            self._epoch = results[-1].epoch
+
+    @property
+    def _client(self) -> Client:
+        """The client of lookups of this thread."""
+        client: Client | None = getattr(self._of_thread, "client", None)
+        if client is None:
+            client = self._of_thread.client = self._new_client()
+        return client
+
+    def _new_client(self) -> Client:
+        client = self._connect()
+        self._clients.append(client)
+        return client
+
+    def whole(self, table: str) -> Float32:
+        return self._limited(lambda: self._client.table(table).rows, f"table '{table}'")
+
+    # ---- gradients in
+
+    def _push(self, blocks: Sequence[Block], step: int) -> None:
+        batches = [self._batch(block, step) for block in blocks]
+        self._limited(lambda: self._pushed(batches), f"its position of producer '{self.contributor}'")
+
+    def _pushed(self, batches: list[pa.RecordBatch]) -> None:
+        """Send a frame, and wait until it is applied."""
+        try:
+            with self._lock:
+                producer = self._opened()
+                waits_for(f"its connection to take frame {self.frames + 1} of '{self.contributor}'")
+                try:
+                    producer.send(batches)
+                finally:
+                    self.frames = producer.last  # also if the frame stays buffered
+            self._settle()
+        except InputError:  # the service has refused the frame, and would again
+            self._producer = None
+            raise
+
+    def _batch(self, block: Block, step: int) -> pa.RecordBatch:
+        """Return a block as rows of a frame, without a copy of its gradients."""
+        numbers = {name: number for number, name in enumerate(self.tables)}
+        codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
+        ids = np.concatenate(list(block.ids.values()))
+        columns = {
+            "table": pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), self._names),
+            "step": pa.array(np.full(len(ids), step)),
+            "id": pa.array(ids),
+            "gradient": list_column(block.rows, self._kind),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _opened(self) -> Producer:
+        """Return the producer of this contributor, whose next frame follows those that the service has applied."""
+        if self._producer is None:
+            name = str(self.contributor)
+            counts = self._pusher.connection.act("position", contributor=name)
+            if counts["position"] != counts["durable_position"]:
+                self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
+            first = self._first_number or counts["position"] + 1
+            self._producer, self._first_number = self._pusher.producer(name, first=first), 0
+            self.frames = self._base = first - 1
+            self._repeated = counts["position"] - self._base
+        if self._watch is None or not self._watch.is_alive():
+            self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
+            self._watch.start()
+        return self._producer
+
+    def _resend(self) -> None:
+        """Send frames again after a restart of the service: another rank may wait for them while this one computes."""
+        while not self._closing.wait(_WATCH_S):
+            with self._lock:
+                try:
+                    if self._producer is not None:
+                        self._producer.poll()
+                except PenstockError:
+                    return  # the next push or pull raises it
+
+    def _settle(self) -> None:
+        """Wait until all frames are applied, and if ranks are synchronous, until the gate has opened with them.
+
+        A frame that the service skips because it was applied before an interruption needs no opening, unless it is
+        still in the gate.
+        """
+        pause_s, explain_at_s = _PAUSE_S, time.monotonic() + _EXPLAIN_FIRST_S
+        waits_for(f"its answer about frame {self.frames} of '{self.contributor}'")
+        while True:
+            with self._lock:
+                if self._producer is None:
+                    status = self._pusher.status()
+                    self.report = self.report._replace(step=status["global_step"], pending=status["pending"])
+                    return
+                answer = self._producer.poll()
+                is_opened = not self.synchronous or not self._producer.num_in_gate
+                if answer.position >= self.frames and is_opened:
+                    self._check_skipped(answer)
+                    self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
+                    return
+                check_awaited()
+                if time.monotonic() >= explain_at_s:
+                    explain_at_s = time.monotonic() + _EXPLAIN_EVERY_S
+                    waits_for(self._explained(answer))
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+    def _explained(self, answer: Ack) -> str:
+        """Return what a frame waits for. answer : of the service, about the frames of this producer"""
+        frame = f"frame {self.frames} of '{self.contributor}'"
+        if answer.position < self.frames:
+            return f"{frame} to be applied; it has {answer.position}, at step {answer.step}"
+        gate = self._pusher.connection.act("explain")
+        is_rank = re.fullmatch(r"rank-\d+", str(self.contributor)) is not None
+        names = [f"rank-{rank}" for rank in range(self.num_required)] if is_rank else gate["without_frame"]
+        missing = listed(name for name in names if name not in gate["frames"]) or "producers without any frame so far"
+        return f"the opening of step {answer.step + 1} with {frame}; missing: {missing}; the gate: {gate['gate']}"
+
+    def _check_skipped(self, answer: Ack) -> None:
+        """Raise UsageError if the service has skipped frames that no earlier run of this contributor can have sent."""
+        skipped = self.frames - self._base - answer.applied - answer.stale
+        if skipped > self._repeated + 1:  # a run that was killed may have had a frame in flight
+            raise UsageError(
+                f"{self._uri}: another stream of producer '{self.contributor}' has begun, and frames "
+                "of this one were skipped; processes that push at the same time need different names (contributor=)"
+            )
+
+    # ---- checkpoints
+
+    def seek(self, frames: int) -> None:
+        if self._producer is not None:
+            raise UsageError("load_state_dict: this store has pushed frames; load before the first step()")
+        self.frames, self._first_number = frames, frames + 1
+
+    def make_durable(self) -> None:
+        def commit() -> None:
+            with self._lock:
+                self._opened().wait()
+
+        self._limited(commit, f"a commit with frame {self.frames} of '{self.contributor}'")
+
+    def reference(self) -> dict[str, Any]:
+        return {"lineage": self._lineage, "epoch": self._epoch, "step": self.report.step, "digest": ""}
+
+    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+        uri = self._uri
+        if saved["lineage"] != current["lineage"]:
+            return f"{uri} has the tables of another history of steps than these modules were saved with"
+        if saved["step"] > current["step"]:
+            return f"expected tables of {uri} at step {saved['step']} or later, got step {current['step']}"
+        return ""
+
+    def _close(self) -> None:
+        """Wait for the last acknowledgement, unless an earlier wait has reached its limit and continues elsewhere."""
+        self._closing.set()
+        if self._last_call.is_abandoned:
+            wait([self._last_call], _GRACE_S)
+            if not self._last_call.done():
+                return
+        self._limited(self._end, f"its acknowledgement of frame {self.frames} of '{self.contributor}'")
+        for thread in self._threads:
+            thread.close(waits=False)
+
+    def _end(self) -> None:
+        self._end_prefetches()
+        if self._watch is not None:
+            self._watch.join()
+        try:
+            if self._producer is not None:
+                self._producer.close()
+        finally:
+            for client in self._clients:
+                client.close()
+
+
+def _requests(ids: Mapping[str, Ids]) -> list[dict[str, Ids]]:
+    """Return the ids in requests of at most _MOST_IDS; at least one."""
+    requests: list[dict[str, Ids]] = [{}]
+    room = _MOST_IDS
+    for name, table_ids in ids.items():
+        begin = 0
+        while begin < len(table_ids) or not begin:
+            requests[-1][name] = part = table_ids[begin : begin + room]
+            room -= len(part)
+            begin += len(part) or 1
+            if not room:
+                requests.append({})
+                room = _MOST_IDS
+    return [request for request in requests if request] or requests
+
+
+def _info(schema: pa.Schema) -> TableInfo:
+    metadata = schema.metadata
+    rows = metadata.get(b"penstock.vocabulary_size")
+    dim = schema.field("row").type.list_size
+    return TableInfo(dim, None if rows is None else int(rows), b"penstock.changes_alone" in metadata)
+
+
+class _Writable:
+    """Describes an array's memory as writable: that of an answer belongs to its reader alone, but Arrow has no word
+    for it, and torch would warn."""
+
+    def __init__(self, array: Float32) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _writable(array: Float32) -> Float32:
+    return np.asarray(_Writable(array))

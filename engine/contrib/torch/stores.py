@@ -1,0 +1,328 @@
+"""A store: the tables that modules read rows of, and the gate that takes their gradients. It knows no torch module.
+
+A frame is a list of blocks, one per pulled tensor, so that nothing is copied on its way to a service.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import penstock.base.forks as forks
+from penstock.base.errors import StateError, UsageError, listed
+from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
+from penstock.pyx.id_table import IdTable
+
+if TYPE_CHECKING:
+    from penstock.api.engine import Engine
+
+Ids = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+# How many of the last frames a prefetched batch can have missed; one that missed more is pulled again.
+_MOST_MISSED = 8
+
+
+class TableInfo(NamedTuple):
+    """What a module has to know of a table.
+
+    num_rows : None: the table is dynamic
+    changes_alone : whether a step changes only rows of its frames; not of a dynamic table or by a non-lazy optimizer
+    """
+
+    dim: int
+    num_rows: int | None
+    changes_alone: bool
+
+
+class StepReport(NamedTuple):
+    """The state of the gate after the last ``Step.step``.
+
+    Attributes
+    ----------
+    step : int
+        The global step.
+    applied, stale : int
+        Frames of this store that entered the gate, and that were dropped because their step was behind.
+    pending : int
+        Frames in the gate, of all ranks.
+    """
+
+    step: int
+    applied: int
+    stale: int
+    pending: int
+
+
+class Pulled(NamedTuple):
+    """Rows of one step. epoch : of that step; of an engine in this process, ''"""
+
+    rows: dict[str, Float32]
+    step: int
+    epoch: str = ""
+
+
+class Block(NamedTuple):
+    """A part of a frame: the gradient rows of one or several tables, one table after the other.
+
+    ids : table → its distinct ids, in the order of the rows; rows : float32, shape (n, dim)
+    """
+
+    ids: Mapping[str, Ids]
+    rows: Float32
+
+    def parts(self) -> Iterator[tuple[str, Ids, Float32]]:
+        """Yield every table with its ids and rows."""
+        begin = 0
+        for table, ids in self.ids.items():
+            yield table, ids, self.rows[begin : begin + len(ids)]
+            begin += len(ids)
+
+
+def distinct(ids: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
+    """Return the distinct ids in order of first appearance, and for every id its index among them."""
+    table = IdTable(len(ids))
+    index = table.insert(ids.view(np.int64))
+    result = np.empty(len(table), ids.dtype)
+    result[index] = ids
+    return result, index
+
+
+class Store(ABC):
+    """Where modules pull rows from and ``Step`` pushes their gradients to; ``store`` returns one. A context manager.
+
+    Attributes
+    ----------
+    contributor : str or int
+        The producer of its frames: the rank.
+    num_required : int
+        Frames that open the gate.
+    reduction : {"mean", "sum"}
+        Whether the gate divides each row's sum by the number of frames that contain the row.
+    report : StepReport
+        Of the last push.
+    """
+
+    contributor: str | int
+    num_required: int
+    reduction: str
+    tables: dict[str, TableInfo]
+    report: StepReport
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Any] = {}  # PulledRows that have a gradient since the last step, by forward pass
+        self.passes = count()
+        self.step_owner: object = None  # the newest Step, which alone may push
+        self.synchronous = False  # whether a push waits for the frames of all other ranks
+        self.frames = 0  # number of the contributor's last frame
+        self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
+        self._prefetcher: CallThread | None = None
+        self._is_closed = False
+        self._process = forks.this_process
+
+    # ---- rows out
+
+    def pull(self, ids: Mapping[str, Ids]) -> Pulled:
+        """Return the rows of distinct ids, all of one step."""
+        self._check_open()
+        return self._pull(ids)
+
+    def submit(self, function: Callable[[], T]) -> LimitedCall[T]:
+        """Run a function on the thread of prefetches."""
+        self._check_open()
+        if self._prefetcher is None:
+            self._prefetcher = CallThread("penstock-prefetch")
+        return self._prefetcher.submit(function, "the rows of a prefetched batch")
+
+    def outcome(self, call: LimitedCall[T]) -> T:
+        """Return the result of a call, or raise its error."""
+        return call.result()
+
+    def refreshed(self, ids: Mapping[str, Ids], pulled: Pulled) -> Pulled:
+        """Return rows that were pulled earlier as they are now: only those that our frames changed are pulled again.
+
+        If frames of others may have changed rows, all of them are.
+        """
+        changed = self._changed_since(ids, pulled)
+        current = self.pull({name: ids[name][indices] for name, indices in changed.items()})
+        ours = sum(step > pulled.step for step, _ in self._missed)
+        is_alone = self.num_required == 1 and all(self.tables[name].changes_alone for name in ids)
+        if current.epoch != pulled.epoch or current.step != pulled.step + ours or (ours and not is_alone):
+            return self.pull(ids)
+        for name, indices in changed.items():
+            pulled.rows[name][indices] = current.rows[name]
+        return pulled._replace(step=current.step)
+
+    def _changed_since(self, ids: Mapping[str, Ids], pulled: Pulled) -> dict[str, npt.NDArray[np.int64]]:
+        """Return by table the indices of ids that frames of ours contained after they were pulled."""
+        frames = [frame for step, frame in self._missed if step > pulled.step]
+        changed = {}
+        for name, table_ids in ids.items():
+            table = IdTable(len(table_ids))
+            table.insert(table_ids.view(np.int64))
+            indices = [table.insert(frame[name].view(np.int64)) for frame in frames if name in frame]
+            joined = np.unique(np.concatenate([np.zeros(0, np.int64), *indices]))
+            changed[name] = joined[joined < len(table_ids)]
+        return changed
+
+    # ---- gradients in
+
+    def push(self, blocks: Sequence[Block], step: int) -> None:
+        """Push one frame of rows that were read at a step, and set ``report``."""
+        self._check_open()
+        if not blocks and self.synchronous:
+            raise UsageError(
+                f"step: this batch has no rows, and the gate waits for a frame of each of {self.num_required} ranks; "
+                "give every rank at least one id, or require fewer frames (num_required)"
+            )
+        if not blocks:
+            return
+        before = self.report.stale
+        self._push(blocks, step)
+        if self._prefetcher is not None and self.report.stale == before:
+            self._missed.append((self.report.step, {name: ids for block in blocks for name, ids in block.ids.items()}))
+
+    # ---- checkpoints
+
+    def check_reference(self, reference: Mapping[str, Any]) -> None:
+        """Raise StateError unless this store has the state that a state_dict refers to."""
+        problem = self._difference(reference, self.reference())
+        if problem:
+            raise StateError(f"load_state_dict: {problem}")
+
+    def info(self, table: str | None) -> tuple[str, TableInfo]:
+        """Return a table's name and info. table : None: the only one. Raises UsageError."""
+        if table is None and len(self.tables) == 1:
+            table = next(iter(self.tables))
+        if table not in self.tables:
+            problem = f"no table '{table}'" if table is not None else "table: say which one"
+            raise UsageError(f"{problem}; expected one of {listed(self.tables)}")
+        return table, self.tables[table]
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Wait for the last acknowledgement, and end. Modules and steps of this store raise UsageError from then on."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.pending.clear()
+        if self._process != forks.this_process:
+            return
+        self._close()
+
+    def _end_prefetches(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close(waits=True)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this store is closed; open another one with penstock.torch.store")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- of each kind
+
+    @abstractmethod
+    def _pull(self, ids: Mapping[str, Ids]) -> Pulled: ...
+
+    @abstractmethod
+    def _push(self, blocks: Sequence[Block], step: int) -> None: ...
+
+    @abstractmethod
+    def seek(self, frames: int) -> None:
+        """Continue after so many frames of this contributor, as a checkpoint of the trainer says."""
+
+    @abstractmethod
+    def make_durable(self) -> None:
+        """Wait until no crash of a service can take back a frame."""
+
+    @abstractmethod
+    def whole(self, table: str) -> Float32:
+        """Return all rows of a static table, float32, shape (vocabulary_size, dim)."""
+
+    @abstractmethod
+    def reference(self) -> dict[str, Any]:
+        """Return what identifies the state of the tables, as plain data."""
+
+    @abstractmethod
+    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+        """Return why tables cannot be those of a saved reference; '' if they can."""
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+
+class EngineStore(Store):
+    """The tables of an engine in this process."""
+
+    def __init__(self, engine: Engine, contributor: str | int) -> None:
+        super().__init__()
+        self._engine, self.contributor = engine, contributor
+        self.num_required, self.reduction = engine.gate.num_required or 1, engine.reduction
+        self.tables = {
+            name: TableInfo(
+                spec.dim,
+                None if spec.dynamic else spec.vocabulary_size,
+                spec.dynamic is None and not spec.rule.non_lazy,
+            )
+            for name, spec in engine.core.tables.specs.items()
+        }
+        self.report = StepReport(engine.global_step, 0, 0, engine.gate.num_accumulated)
+
+    def __repr__(self) -> str:
+        return f"Store({self._engine!r})"
+
+    def _pull(self, ids: Mapping[str, Ids]) -> Pulled:
+        engine = self._engine
+        with engine.still():
+            rows = {name: engine.lookup(name, table_ids, forward=True) for name, table_ids in ids.items()}
+            return Pulled(rows, engine.global_step)
+
+    def _push(self, blocks: Sequence[Block], step: int) -> None:
+        frame = {name: (ids, rows) for block in blocks for name, ids, rows in block.parts()}
+        applied = self._engine.apply(frame, local_step=step, contributor=self.contributor)
+        self.frames += 1
+        counts = (self.report.applied + applied, self.report.stale + (not applied))
+        self.report = StepReport(self._engine.global_step, *counts, self._engine.gate.num_accumulated)
+
+    def seek(self, frames: int) -> None:
+        self.frames = frames
+
+    def make_durable(self) -> None:
+        """Do nothing: the caller saves the engine."""
+
+    def whole(self, table: str) -> Float32:
+        return self._engine.retrieve_parameters(table)["parameters"]
+
+    def reference(self) -> dict[str, Any]:
+        last, lineage = self._engine.session.last, self._engine.session.positions.lineage
+        return {
+            "lineage": "" if lineage is None else lineage.id,
+            "epoch": "" if lineage is None else lineage.current.id,
+            "step": self._engine.global_step,
+            "digest": "" if last is None or not last[0].files else last[0].files[-1].digest,
+        }
+
+    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+        advice = "save the engine whenever you save the modules, and restore both"
+        if saved["step"] != current["step"]:
+            return f"expected tables at step {saved['step']}, got step {current['step']}; {advice}"
+        if saved["digest"] and current["digest"] and saved["digest"] != current["digest"]:
+            return f"the engine has another commit of step {current['step']} than the modules; {advice}"
+        return ""
+
+    def _close(self) -> None:
+        """Leave the engine open, which belongs to the caller."""
+        self._end_prefetches()

@@ -1,0 +1,1 @@
+"""The only path of a gradient: gate, pipeline and their observers. Knows no sources, files or networks."""

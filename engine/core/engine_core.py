@@ -1,0 +1,580 @@
+"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way; it imports no observer.
+
+``push`` admits a frame, opens the gate and steps the tables, all under the gate's lock, the only lock of an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+from weakref import ref
+
+import penstock.base.forks as forks
+from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError
+from penstock.base.events import report
+from penstock.base.integrations import PROCESSES
+from penstock.base.threads import ThreadTeam
+from penstock.base.validation import INT64_MAX
+from penstock.core.gate import Gate
+from penstock.core.pipeline import BadRowsError, Pipeline, store_of
+from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.frames import MAX_TIME, NO_FRAMES, Coalesced, Frame, FrameRun, Int64
+from penstock.model.learning_rates import LearningRates, Rates
+from penstock.model.stats import Counters, TableReport
+from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
+from penstock.rows.table_set import TableSet
+
+T = TypeVar("T")
+Stepped = Mapping[str, Sequence[Coalesced]]
+
+
+class Limit(NamedTuple):
+    """How many steps, and changes of rows, may come before an observer has to see a step begin."""
+
+    steps: int = INT64_MAX
+    changes: int = INT64_MAX
+
+
+NO_LIMIT, EVERY_STEP = Limit(), Limit(0)
+
+
+@dataclass(eq=False)  # not frozen: as Frame
+class Context:
+    """What frames are pushed with.
+
+    rates : of their steps; counters : of their run, or of those outside runs
+    source : the number of their source in the run; run : what counts them in the run's positions; None: nothing does
+    most : frames that may enter together
+    """
+
+    rates: LearningRates
+    counters: Counters
+    source: int = 0
+    run: Any = None
+    most: int = INT64_MAX
+
+
+@dataclass(eq=False)
+class Pushed:
+    """What has happened: frames of a run have entered the gate, and have opened it so often; or a frame was stale.
+
+    run, first, stop : the frames, by their numbers in a run; without dropped rows. None: the gate was opened early, or
+        was full before
+    is_stale : of the only frame
+    seconds : of each step
+    changed : for observers: by table, what has the ids of the rows that the steps have changed
+    full : why the gate is due and did not open: no frame can enter before it does; None: it is not
+    """
+
+    run: FrameRun
+    first: int
+    stop: int
+    context: Context
+    is_stale: bool = False
+    seconds: Sequence[float] = ()
+    changed: Mapping[str, Sequence[Coalesced | FrameSteps]] = field(default_factory=dict)
+    full: CapacityError | None = None
+
+    @property
+    def num_frames(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.run.bounds[self.stop] - self.run.bounds[self.first])
+
+    @property
+    def frame(self) -> Frame:
+        """The first of the frames."""
+        return self.run.frame_at(self.first)
+
+    def check(self) -> Pushed:
+        """Raise CapacityError if the gate is full."""
+        if self.full is not None:
+            raise self.full
+        return self
+
+
+class StepObserver:
+    """Receives a notification of everything that changes a core's tables. Every method runs under the gate's lock.
+
+    An error raised here after a frame has begun to enter fails the engine, as an error of the step does.
+    """
+
+    needs_all_rows = False  # that a step changes, not only those of this process's frames
+
+    def limit(self) -> Limit:
+        """Return how many steps may come without ``before_step``, in native code."""
+        return EVERY_STEP
+
+    def before_step(self, coalesced: Stepped) -> None:
+        """Prepare for a step that changes these rows, and all rows of tables whose optimizer is not lazy."""
+
+    def pushed(self, pushed: Pushed) -> None:
+        """Handle what has happened: completed steps, and frames, which positions count from now on."""
+
+    def core_failed(self, error: BaseException) -> None:
+        """Handle an error after which the core refuses further steps: one of them has failed half way."""
+
+    def before_load(self) -> None:
+        """Prepare for a load, which may set any rows."""
+
+    def load_refused(self) -> None:
+        """Handle a load that had no room, and has changed nothing."""
+
+    def loaded(self, name: str, ids: Int64 | None) -> None:
+        """Handle a load that has set rows of a table. ids : int64, shape (n,); None: all rows"""
+
+
+class EngineCore:
+    """The tables of an engine and the only path of a gradient into them.
+
+    tables : on the devices; pipeline : sums the frames of a step
+    reduction : "mean" or "sum"
+    num_required : frames that open the gate; None: the configuration's, else 1
+
+    gate : counts frames and opens; ``gate.still()`` is the lock of the engine
+    rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
+    changed_step : the global step after the last step that changed a row
+    clock_offset : the global step less the clock of dynamic tables that count steps; 0 until a rollback
+    failed : why the tables cannot change any more: the error of a step that failed half way, or a fork; else None
+    is_shared : whether other processes read the rows
+    counters : of frames that belong to no run
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        tables: TableSet,
+        pipeline: Pipeline,
+        num_required: int | None,
+        reduction: str,
+        seed: int,
+    ) -> None:
+        self.config, self.tables, self.reduction, self.seed = config, tables, reduction, seed
+        self._failure: str | None = None
+        self.is_shared = False
+        self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
+        self.last_rates: tuple[float, ...] | None = None
+        self.changed_step, self.counters = 0, Counters()
+        self._frame_steps: dict[str, FrameSteps | None] = {}
+        self._observers: list[ref[StepObserver]] = []
+        self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
+        self.set_clock_offset(0)
+        self.pipeline = pipeline
+
+    # ---- observers
+
+    def observe(self, observer: StepObserver) -> None:
+        """Register an observer, without keeping it alive. The last is called first before a step, and last after it."""
+        with self.gate.still():
+            self._observers = [*(get for get in self._observers if get() is not None), ref(observer)]
+
+    @property
+    def observers(self) -> list[StepObserver]:
+        """The observers still alive, in the order of registration."""
+        return [observer for get in self._observers if (observer := get()) is not None]
+
+    # ---- frames
+
+    @property
+    def global_step(self) -> int:
+        return self.gate.global_step
+
+    def push(self, run: FrameRun, context: Context) -> Pushed:
+        """Push the next frames of a run, as many as may enter together, and step where they open the gate.
+
+        Returns what has happened to them. Raises InputError for a bad row in the next frame: nothing of it has entered.
+        """
+        if (plain := run.plain(SMALL_ROWS)) is not None:
+            pushed = self.gate.change(self._guarded, self._push_native, plain, context)
+            if pushed is not None:
+                run.next = max(run.next, pushed.stop)
+                return pushed
+        frame = self.reduced(run.frame())
+        while (pushed := self.gate.change(self._guarded, self._push, run.alone(frame), context)) is None:
+            frame = self.reduced(frame.audited())  # without the lock
+        run.next += pushed.stop
+        return pushed
+
+    def reduced(self, frame: Frame) -> Frame:
+        """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
+        # A stale frame adds to no sum.
+        alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
+        return self.tables.held.reduced(frame, alone)
+
+    def _guarded(
+        self, push: Callable[[FrameRun, Context], Pushed | None], run: FrameRun, context: Context
+    ) -> Pushed | None:
+        """Call a way of pushing, and fail the engine on an error after a frame has begun to enter."""
+        pipeline, num_before = self.pipeline, self.pipeline.num_added
+        try:
+            return push(run, context)
+        except BaseException as error:
+            if not pipeline.is_whole or pipeline.num_added != num_before:
+                self.fail(error)
+            raise
+
+    def _push_native(self, run: FrameRun, context: Context) -> Pushed | None:
+        """Push the next plain frames in native code, up to an event. None: none has entered, as the next is an event.
+
+        It is stale, bad or large, its step takes new learning rates, or an observer has to see its step.
+        """
+        gate, pipeline, native, values = self.gate, self.pipeline, self._native(run.table), context.rates.constant
+        if native is None or values is None or gate.is_due():
+            return None
+        most_steps, most_changes = NO_LIMIT
+        for observer in self.observers:
+            steps, changes = observer.limit()
+            most_steps, most_changes = min(most_steps, steps), min(most_changes, changes)
+        if min(context.most, most_steps, most_changes) <= 0:
+            return None
+        self.check_ready()
+        assert run.blocks is not None
+        limits = context.most, most_steps, most_changes, self.tables.rate_of(run.table, values)
+        first, pipeline.is_whole = run.next, False
+        try:
+            num = native.take(run.blocks, run.bounds, run.steps, first, *limits, pipeline.num_added + 1)
+        except MemoryError:  # for several frames; nothing has changed
+            num = 0
+        if not num:
+            pipeline.is_whole = True
+            return None
+        pipeline.added(num, None if run.steps is None else int(run.steps[first + num - 1]))
+        gate.count_native(num, native.num_steps)
+        pushed, counters = Pushed(run, first, first + num, context), context.counters
+        counters.rows, counters.frames = counters.rows + pushed.num_rows, counters.frames + num
+        if native.num_steps:
+            pushed.changed, pushed.seconds = {run.table: (native,)}, native.seconds
+            counters.held_bytes = max(counters.held_bytes, pipeline.nbytes + native.more_bytes)
+            counters.steps += native.num_steps
+            self.changed_step, self.last_rates = gate.global_step, values
+            self._count_not_finite(counters)
+        self._notify(pushed)
+        return pushed
+
+    def _push(self, run: FrameRun, context: Context) -> Pushed | None:
+        """Push the frame of a run of one, which is reduced. None: it has a bad row, and was not audited."""
+        gate, frame = self.gate, run.only
+        assert frame is not None
+        try:
+            if gate.is_due():
+                self._open_early(context)  # a full table has refused the step
+        except CapacityError as error:
+            return Pushed(run, 0, 0, context, full=error)
+        try:
+            values: tuple[float, ...] = ()
+            if gate.is_stale(frame.local_step):
+                run = run.alone(frame.audited())  # before it is counted as stale: a rejected frame is not counted
+            else:
+                self.check_ready()
+                if gate.is_due(1):
+                    # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
+                    gate.check_may_open()
+                    values = context.rates.at(gate.global_step, frame.learning_rates)
+            return self._enter(run, values, context)
+        except BadRowsError:
+            return None
+
+    def _enter(self, run: FrameRun, values: tuple[float, ...], context: Context) -> Pushed:
+        """Add the frame of a run of one to the sums, unless it is stale, count it, and step if the gate is due then.
+
+        values : the learning rates of that step. Raises BadRowsError for a bad row of a frame that was not audited
+        """
+        gate, frame = self.gate, run.only
+        assert frame is not None
+        is_stale = gate.is_stale(frame.local_step)
+        if is_stale:
+            gate.count_stale(frame.local_step, frame.contributor)
+        else:
+            while True:
+                try:
+                    self.pipeline.add(frame)
+                    break
+                except BadRowsError as error:
+                    if error.overflows is None:
+                        raise
+                    frame = self.reduced(error.repaired(frame))
+            gate.count_contribution(frame.contributor)
+        pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
+        if gate.is_due():
+            try:
+                self._step(values, pushed)
+            except CapacityError as error:
+                pushed.full = error  # the frame is in the gate, which did not open
+        context.counters.count(frame, not is_stale)
+        self._notify(pushed)
+        return pushed
+
+    def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
+        """Push one frame that belongs to no run. Returns False if it was stale."""
+        self.check_ready()
+        rates = self._own_rates
+        if learning_rates is not None:
+            rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        self.rates = rates.complete()
+        return not self.push(FrameRun.of(frame), Context(rates, self.counters)).check().is_stale
+
+    def open_early(self, context: Context) -> Pushed:
+        """Open the gate for the buffered frames, if there are any. Raises CapacityError if a table has no room."""
+        with self.gate.still():
+            self.check_ready()
+            if not self.gate.num_accumulated:
+                return Pushed(NO_FRAMES, 0, 0, context)
+            return self.gate.change(self._open_early, context)
+
+    def _open_early(self, context: Context) -> Pushed:
+        self.check_ready()
+        self.gate.check_may_open()
+        return self._open(context.rates.at(self.gate.global_step, self.pipeline.last_rates), context)
+
+    def _open(self, values: tuple[float, ...], context: Context) -> Pushed:
+        """Open the gate without a frame."""
+        pushed = Pushed(NO_FRAMES, 0, 0, context)
+        with self._whole():
+            self._step(values, pushed)
+            self._notify(pushed)
+        return pushed
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Return a context whose error the other processes of a mesh raise too."""
+        return nullcontext()
+
+    def rounds(self, frames: Iterator[T], context: Context) -> Iterator[T]:
+        """Return the frames of a run, each of which the caller pushes, with the rounds of other processes."""
+        return frames
+
+    def start_counting(self) -> None:
+        """Reset the counts of rows and distinct ids of every table."""
+        with self.still():
+            for store in self.pipeline.stores.values():
+                store.start_counting()
+            self.tables.start_counting()
+
+    def expired_waiting(self) -> dict[str, int]:
+        """Return how many expired keys every dynamic table has. Frames enter meanwhile if the lock is not held."""
+        return self.tables.dynamic.expired_waiting(self.gate.still)
+
+    def table_reports(self, waiting: Mapping[str, int] | None = None) -> dict[str, TableReport]:
+        """Return the rows and ids that entered every table since ``start_counting``. waiting : counted before"""
+        stores = self.pipeline.stores.items()
+        with self.gate.still():  # else a step on another thread is between its plan and its changes
+            keys = self.tables.dynamic.reports(self.expired_waiting() if waiting is None else waiting)
+            caches = self.tables.cache_reports()
+        distinct = {name: None if name in keys else store.accumulator.num_distinct for name, store in stores}
+        return {n: TableReport(store.num_rows, distinct[n], keys.get(n), caches.get(n)) for n, store in stores}
+
+    # ---- tables
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Keep frames out and tables unchanged while in the context. Raises StateError as ``check_whole``."""
+        with self.gate.still():
+            self.check_whole()
+            yield
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep tables unchanged while their rows are read on the host. Raises StateError as ``check_readable``."""
+        with self.gate.still() if self.is_forked else self.still():
+            self.check_readable()
+            yield
+
+    def load(self, write: Callable[[], object], ids: Mapping[str, Int64 | None]) -> None:
+        """Set rows of tables. write : sets them; if it raises, the engine fails; ids : of each table, None: all"""
+        with self.still(), self._whole():
+            for observer in reversed(self.observers):
+                observer.before_load()
+            try:
+                write()
+            except CapacityError:
+                for observer in self.observers:
+                    observer.load_refused()
+                raise
+            for observer in self.observers:
+                for name, of_table in ids.items():
+                    observer.loaded(name, of_table)
+            self.tables.dynamic.forget_changes()
+
+    def roll_back(self, replace: Callable[[], Mapping[str, Int64]], clock_offset: int, time: int | None) -> int:
+        """Step forward to another state of the tables, and drop the frames in the gate. Returns their number.
+
+        replace : replaces rows and keys, and returns the ids of the changed ones; if it raises, the engine fails
+        clock_offset, time : of the other state, at the next step
+        """
+        with self.still():
+            gate = self.gate
+            state, num_frames = gate.get_state(), gate.num_accumulated
+            stepped = {**state, "global_step": gate.global_step + 1, "num_accumulated": 0, "contributors": []}
+            gate.set_state(stepped, self.pipeline.drain)
+            with self._whole():
+                for observer in reversed(self.observers):
+                    observer.before_load()
+                self.pipeline.time = time
+                self.set_clock_offset(clock_offset)
+                changed = replace()
+                if any(len(ids) for ids in changed.values()):
+                    self.changed_step = gate.global_step
+                for observer in self.observers:
+                    for name, ids in changed.items():
+                        observer.loaded(name, ids)
+                self.tables.dynamic.forget_changes()
+        return num_frames
+
+    def set_clock_offset(self, offset: int) -> None:
+        """Set ``clock_offset``, before the step that it applies to."""
+        self.clock_offset = offset
+        if self.tables.dynamic:
+            self.gate.steps = range(offset, offset + MAX_TIME + 1)
+
+    def wait(self) -> None:
+        """Wait until the devices are done, and raise their errors."""
+        with self.still(), self._whole():
+            self.tables.wait()
+
+    # ---- failure
+
+    def fail(self, error: BaseException) -> None:
+        """Mark the engine as failed: its tables are no longer those of a whole step."""
+        if self.is_forked:
+            return
+        self._failure = f"{type(error).__name__}: {error}"
+        for observer in self.observers:
+            observer.core_failed(error)
+
+    @property
+    def failed(self) -> str | None:
+        return self._failure or self._fork_problem
+
+    @property
+    def is_forked(self) -> bool:
+        """Return whether this process is a fork of the one that created the engine."""
+        return self.gate.process != forks.this_process
+
+    @property
+    def _fork_problem(self) -> str | None:
+        """Return why a fork of the engine's process does not change its tables; None in that process."""
+        process = self.gate.process
+        if not self.is_forked:
+            return None
+        if self.is_shared:
+            return (
+                f"process {process} shares the tables of this engine, and this process is a fork of it; read them with "
+                "penstock.Reader, or make a new engine"
+            )
+        return (
+            f"process {process} has the tables of this engine, and this process is a fork of it, which may only look "
+            "up rows on the host, as they were at the fork; change and save them there, or make a new engine"
+        )
+
+    def check_whole(self) -> None:
+        """Raise StateError after a step that failed half way, and in a fork of the process of the engine."""
+        if self._failure is None and self.gate.process == forks.this_process:
+            return
+        if self._failure is not None:
+            raise StateError(f"an earlier step failed half way ({self._failure}); make a new engine from saved tables")
+        if problem := self._fork_problem:
+            raise StateError(problem)
+
+    def check_readable(self) -> None:
+        """Raise StateError as ``check_whole``; a fork may read rows on the host, if no step was in progress then."""
+        if self._failure is not None or self.is_shared or self.gate.is_torn or not self.tables.are_on_host:
+            self.check_whole()
+
+    def check_ready(self) -> None:
+        """Raise StateError after a failed step, or ConfigError if the configuration refuses updates."""
+        self.check_whole()
+        if self.config.mode == "INFERENCE":
+            raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Fail the engine on an error in the context."""
+        try:
+            yield
+        except CapacityError:
+            raise  # nothing has changed
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def _native(self, table: str) -> FrameSteps | None:
+        """Return the way of a table's frames without Python; None if there is none, now or ever."""
+        if table not in self._frame_steps:
+            sums = self.pipeline.stores[table].accumulator
+            self._frame_steps[table] = self.tables.frame_steps(table, self.gate, sums, self.reduction == "mean")
+        return self._frame_steps[table] if not self.gate.num_accumulated or self.pipeline.has_only(table) else None
+
+    # ---- the step
+
+    def _count_not_finite(self, counters: Counters) -> None:
+        """Count the rows that a step has made infinite or NaN, and log the first one of the run."""
+        result = self.tables.take_not_finite()
+        if result is None:
+            return
+        num_rows, table, key = result
+        if not counters.not_finite:
+            counters.first_not_finite = f"table '{table}', id {key}"
+            report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)
+        counters.not_finite += num_rows
+
+    def _step(self, rates: tuple[float, ...], pushed: Pushed) -> None:
+        """Update the tables by the buffered frames, and count the opening of the gate."""
+        self.gate.check_may_open()
+        counters, step, dynamic = pushed.context.counters, self.gate.global_step, self.tables.dynamic
+        counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
+        if dynamic:
+            clock = step - self.clock_offset
+            dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
+        coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
+        for observer in reversed(self.observers):
+            observer.before_step(coalesced)
+        began_s = time.perf_counter()
+        if self.tables.apply(coalesced, rates, step):
+            self.changed_step = step + 1
+        self._count_not_finite(counters)
+        pushed.seconds = (time.perf_counter() - began_s,)
+        pushed.changed = coalesced
+        self.last_rates, counters.steps = rates, counters.steps + 1
+        self.gate.count_opening()
+
+    def _notify(self, pushed: Pushed) -> None:
+        for observer in self.observers:
+            observer.pushed(pushed)
+        pushed.changed = {}  # the sums' memory is soon reused
+        if pushed.seconds and self.tables.dynamic:
+            self.tables.dynamic.forget_changes()
+
+
+def create_core(
+    config: EmbeddingConfig,
+    tables: TableSet,
+    num_required: int | None,
+    reduction: str,
+    seed: int,
+    team: ThreadTeam,
+) -> EngineCore:
+    """Return the core of an engine: another one where the mesh of its tables spans processes."""
+    mean = reduction == "mean"
+    stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
+    if tables.processes is None:
+        return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
+    create: Callable[..., EngineCore] = import_module(PROCESSES["core"]).create_core
+    return create(config, tables, stores, num_required, reduction, seed, team)
+
+
+def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:
+    """Return the given reduction, else the configuration's, else "mean". Raises ConfigError or UsageError."""
+    if not isinstance(config, EmbeddingConfig):
+        raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+    if mesh is not None and not hasattr(mesh, "devices"):
+        raise UsageError(f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}")
+    reduction = reduction or config.gate_reduction or "mean"
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"reduction: expected 'mean' or 'sum', got '{reduction}'")
+    return reduction

@@ -1,0 +1,1 @@
+"""Values: frames, statistics, options, learning rates; configurations and optimizers. No input or output."""

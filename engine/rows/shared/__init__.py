@@ -1,0 +1,1 @@
+"""The memory of tables that other processes read."""

@@ -1,0 +1,245 @@
+"""The tables of an engine to files and from files, in the formats of ``penstock.contrib.formats``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.base.errors import CapacityError, InputError, StateError, UsageError, listed
+from penstock.base.events import report
+from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
+from penstock.io.table_formats.table_format import Contents, Tensor, format_of
+from penstock.io.table_formats.tensor_blocks import blocks
+from penstock.io.table_formats.tensor_names import Assigned, WantedTable, advice, assign
+from penstock.model.config.specs import WEIGHTS
+from penstock.model.frames import Float32, Int64
+from penstock.model.updates.optimizer_class import POSITIVE
+from penstock.rows.derived_slots import DerivedSlots
+from penstock.rows.table_set import TableSet
+
+Block = tuple[str, Int64, Mapping[str, Float32]]  # of a table: ids, part → rows
+
+
+@dataclass(frozen=True)
+class LoadedTables:
+    """What ``Engine.read_tables`` took from a source, and what it did not.
+
+    Attributes
+    ----------
+    format : str
+        Of the source.
+    tables : mapping
+        Table → part ("parameters" or a slot) → its name in the source.
+    rows : mapping
+        Table → the number of rows that were set.
+    initial : mapping
+        Table → the parts that the source lacks; they keep their values.
+    derived : mapping
+        "TABLE/SLOT" → the number of rows whose slot the source lacks, and which was derived from the weights: of
+        optimizers that compute the weights from the slots alone.
+    skipped : mapping
+        Name in the source → why it was not taken.
+    raised : mapping
+        "TABLE/SLOT" → the number of zeros that became 1.2e-38, because the optimizer divides by them without an
+        epsilon.
+    notes : tuple of str
+        A sentence for each table with rows whose slot could not be derived.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> _ = engine.write_tables("tables")
+    >>> engine.read_tables("tables").rows
+    {'user': 8}
+    """
+
+    format: str
+    tables: Mapping[str, Mapping[str, str]]
+    rows: Mapping[str, int]
+    initial: Mapping[str, tuple[str, ...]]
+    derived: Mapping[str, int]
+    skipped: Mapping[str, str]
+    raised: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data.
+
+        Returns
+        -------
+        dict
+        """
+        return asdict(self)
+
+
+def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write one Parquet file per table, all of them or none; return their paths.
+
+    Over several processes the first one writes; the others read along, and return none.
+    """
+    tables.held.check_all("a file of --out")
+    processes = tables.processes
+    if processes is not None and processes.rank:
+        for name in tables.specs:
+            deque(_blocks(tables.table(name).stream, len(tables.parts(name))), maxlen=0)
+        processes.agree("the end of write_tables")
+        return []
+    with TablesWriter(Path(directory)) as writer:
+        for name in tables.specs:
+            columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
+            keys, stream = (None, tables.whole_table(name).stream) if dynamic is None else dynamic.sorted()
+            writer.write(name, columns, _blocks(stream, len(columns)), keys)
+    for name, (num_rows, first) in writer.not_finite.items():
+        report(logging.WARNING, "wrote_not_finite", table=name, rows=num_rows, id=first)
+    if processes is not None:
+        processes.agree("the end of write_tables")
+    return writer.written
+
+
+def _blocks(stream: Callable[[int], Iterable[Float32]], num_parts: int) -> Iterator[tuple[Float32, ...]]:
+    """Yield the rows of all parts of a table, block by block."""
+    return zip(*(stream(part) for part in range(num_parts)), strict=True)
+
+
+def _columns(tables: TableSet, name: str) -> dict[str, int]:
+    """Return the columns of a table's file, in the order of the table's parts, with the floats of each per row."""
+    return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
+
+
+class TablesReader:
+    """Reads a source of any format into the tables of an engine, block by block.
+
+    new_tables : tables that the source lacks keep their rows
+    names : of a table or tensor in the source → TABLE or TABLE/SLOT; others have the names of the configuration
+    stack : closes the source
+    rates : the learning rate of each tag at the next step; NaN: unknown
+    Whatever needs no row is checked now. Raises InputError, UsageError.
+    """
+
+    def __init__(
+        self,
+        tables: TableSet,
+        path: Path,
+        new_tables: bool,
+        names: Mapping[str, str],
+        stack: ExitStack,
+        rates: Sequence[float],
+    ) -> None:
+        self._tables, self._path, self._new_tables = tables, path, new_tables
+        self._format = format_of(path)
+        for name in tables.dynamic:
+            if not self._format.has_keys:
+                problem = f"table '{name}' is dynamic, and {self._format.title} has no keys"
+                raise UsageError(f"{problem}: load files that --out wrote")
+        self._derived = DerivedSlots(tables, rates)
+        self._rows: Counter[str] = Counter()
+        self._raised: Counter[str] = Counter()
+        if self._format.contents is None:
+            self._assigned = self._assign_files(names)
+            self._blocks = self._parquet_blocks()
+        else:
+            contents = self._format.contents(path, stack)
+            self._assigned = self._assign_tensors(contents, names)
+            self._assigned.skipped.update(contents.others)
+            self._blocks = self._tensor_blocks(contents.tensors)
+
+    def read(self) -> None:
+        """Set the rows. Raises InputError and StateError, also after other rows were set."""
+        try:
+            for name, ids, values in self._blocks:
+                index = self._tables.parts(name)
+                rows, own_values = self._tables.held.select(name, ids, list(values.values()))
+                numbers = [index[part] for part in values]
+                stored = self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
+                self._rows[name] += len(rows)
+                if self._derived.slot(name) not in (None, *values):
+                    self._derived.derive(name, stored)
+        except CapacityError as error:
+            raise StateError(f"{self._path}: {error}") from None
+        self._derived.warn()
+
+    def loaded(self) -> LoadedTables:
+        """Return what was read."""
+        taken = self._assigned.parts
+        derived = {place: count for place, count in self._derived.num_rows.items() if count}
+        initial = {
+            name: tuple(
+                part
+                for part in self._tables.parts(name)
+                if part not in taken.get(name, ()) and f"{name}/{part}" not in derived
+            )
+            for name in self._tables.specs
+        }
+        initial = {name: parts for name, parts in initial.items() if parts}
+        raised = {place: count for place, count in self._raised.items() if count}
+        skipped = self._assigned.skipped
+        notes = tuple(self._derived.notes)
+        return LoadedTables(self._format.name, taken, dict(self._rows), initial, derived, skipped, raised, notes)
+
+    def _assign_files(self, names: Mapping[str, str]) -> Assigned:
+        """Return the columns of each table's file, and the name of the file as ``id``."""
+        specs, called = self._tables.specs, {target: name for name, target in names.items()}
+        for target, name in called.items():
+            if target not in specs or not table_path(self._path, name).exists():
+                expected = "a file there and a table of the configuration"
+                raise UsageError(f"--map {name}={target} (names=): expected {expected} ({listed(specs)})")
+        files = {table: called.get(table, table) for table in specs}
+        if self._new_tables:
+            files = {table: file for table, file in files.items() if table_path(self._path, file).exists()}
+        if not files:
+            raise InputError("no file for any table of the configuration", source=str(self._path))
+        parts = {}
+        for table, file in files.items():
+            present = check_table(self._path, file, _columns(self._tables, table))
+            parts[table] = {WEIGHTS if column == "row" else column: f"{file}.{column}" for column in present}
+        self._files = files
+        others = {path.name for path in self._path.glob("*.parquet")}
+        others -= {table_path(self._path, file).name for file in files.values()}
+        return Assigned(parts, dict.fromkeys(sorted(others), "no table of the configuration has such a name"))
+
+    def _parquet_blocks(self) -> Iterator[Block]:
+        for table, file in self._files.items():
+            spec, dynamic = self._tables.specs[table], self._tables.dynamic.get(table)
+            size = spec.vocabulary_size if dynamic is None else dynamic.id_range
+            for ids, columns in read_table(self._path, file, size, _columns(self._tables, table)):
+                yield table, ids, {WEIGHTS if name == "row" else name: rows for name, rows in columns.items()}
+
+    def _assign_tensors(self, contents: Contents, names: Mapping[str, str]) -> Assigned:
+        self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
+        assigned = assign(contents.tensors, self._wanted, names, str(self._path))
+        for name in self._wanted:
+            if WEIGHTS not in assigned.parts.get(name, {}) and not (self._new_tables and name not in assigned.parts):
+                problem = f"no weights of table '{name}' in {self._format.title}; there: {contents.text()}"
+                raise InputError(f"{problem}; {advice(contents, self._wanted[name])}", source=str(self._path))
+        if not assigned.parts:
+            raise InputError("no tensor of any table of the configuration", source=str(self._path))
+        return assigned
+
+    def _wanted_table(self, name: str) -> WantedTable:
+        spec, dynamic = self._tables.specs[name], self._tables.dynamic.get(name)
+        dims = dict(zip(self._tables.parts(name), self._tables.table(name).part_dims, strict=True))
+        optimizer = spec.optimizer
+        divides = optimizer.limits.get(optimizer.first_slot_argument or "") == POSITIVE
+        return WantedTable(
+            name,
+            type(optimizer).__name__,
+            dims,
+            spec.vocabulary_size if dynamic is None else None,
+            None if dynamic is None else dynamic.settings.key_type,
+            optimizer.slot_names[0] if divides else None,
+        )
+
+    def _tensor_blocks(self, tensors: Mapping[str, Tensor]) -> Iterator[Block]:
+        for name, parts in self._assigned.parts.items():
+            raised: Counter[str] = Counter()
+            for ids, values in blocks(tensors, self._wanted[name], parts, str(self._path), raised):
+                yield name, ids, values
+            self._raised.update({f"{name}/{part}": count for part, count in raised.items()})

@@ -1,0 +1,1 @@
+"""Tables for others: the service and its client, readers in other processes, replicas, followers."""

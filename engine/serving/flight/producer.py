@@ -1,0 +1,318 @@
+"""Send one producer's frames to a service: numbered, buffered until acknowledged, and sent again after a failure."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.base.errors import ServiceError, StateError, UsageError
+from penstock.io.patience import Patience
+from penstock.io.sources.batch import data_bytes
+from penstock.serving.flight.connection import Connection
+from penstock.serving.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
+from penstock.serving.flight.put_frames import Frame, batches_of, split_batch, with_schema
+
+# The size of the buffer of unacknowledged frames.
+WINDOW_BYTES = 256 << 20
+# After so long without an expected acknowledgement, the producer requests a commit.
+COMMIT_AFTER_S = 0.2
+
+
+class _Numbered(NamedTuple):
+    """A frame and its number, split into messages."""
+
+    number: int
+    pieces: list[pa.RecordBatch]
+    num_bytes: int
+
+
+class Producer:
+    """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
+
+    Parameters
+    ----------
+    connection : Connection
+        The client's.
+    contributor : str
+        The producer's name.
+    first : int or None
+        The number of the first frame, from 1; None: the one after the durable frames.
+    window_bytes : int
+        Bytes of frames kept until they are acknowledged.
+
+    Attributes
+    ----------
+    last : int
+        The number of the last frame that ``send`` took.
+    num_in_gate : int
+        Its frames in the gate, which has not opened with them yet, at the last ``poll``.
+    acked : Ack
+        The last acknowledgement; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over broken
+        connections and restarts of the service.
+    """
+
+    def __init__(self, connection: Connection, contributor: str, first: int | None, window_bytes: int) -> None:
+        self._connection, self._contributor, self._window_bytes = connection, contributor, window_bytes
+        self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
+        self._patience = Patience(connection.patience_s)
+        self._buffer: dict[int, _Numbered] = {}  # by number, ascending
+        self._buffered_bytes = 0
+        self._stream: _PutStream | None = None
+        self._schema: pa.Schema | None = None
+        self.acked = Ack(0, False, 0)
+        self.num_in_gate = 0
+        position = self._position("durable_position")
+        if first is not None and not 1 <= first <= position + 1:
+            raise UsageError(
+                f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
+            )
+        self.last = position if first is None else first - 1
+
+    def send(self, frame: Frame) -> int:
+        """Send a frame. Waits if the buffer is full.
+
+        Parameters
+        ----------
+        frame : pyarrow.RecordBatch, table or list of them
+            As for ``Client.put``.
+
+        Returns
+        -------
+        int
+            The number of the frame.
+
+        Raises
+        ------
+        InputError
+            If the service rejects a frame.
+        ServiceError
+            If the service stays unreachable.
+        """
+        batches = batches_of(frame)
+        self._schema = self._schema or batches[0].schema
+        batches = with_schema(batches, self._schema)
+        pieces = [piece for batch in batches for piece in split_batch(batch)]
+        size = sum(map(data_bytes, batches))
+        while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
+            self._send_buffer()
+            self._wait_for_ack(commits=True)
+        self.last += 1
+        self._buffer[self.last] = _Numbered(self.last, pieces, size)
+        self._buffered_bytes += size
+        self._send_buffer()
+        return self.last
+
+    def wait(self) -> Ack:
+        """Wait until everything that was sent is durable.
+
+        Returns
+        -------
+        Ack
+            The last acknowledgement.
+        """
+        while not self._is_done():
+            self._send_buffer()
+            self._wait_for_ack(commits=True)
+        return self.acked
+
+    def poll(self) -> Ack:
+        """Return what the service has applied so far, durable or not; send frames again that it lost in a restart.
+
+        Returns
+        -------
+        Ack
+            Not durable; ``acked`` is the last acknowledgement.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from penstock.io.flight import connect
+        >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     with service.producer("worker-0") as producer:
+        ...         number = producer.send(frame)
+        ...         while producer.poll().position < number:
+        ...             pass
+        ...         producer.poll().applied
+        1
+        """
+        if not self._is_done():
+            self._send_buffer()
+        now = self._connection.act("position", contributor=self._contributor, stream=self._identifier)
+        self.num_in_gate = now["in_gate"]
+        return Ack(now["position"], False, now["step"], False, now["applied"], now["stale"], now["pending"])
+
+    def close(self) -> None:
+        """Wait for the last acknowledgement, and end."""
+        try:
+            while not self._is_done():
+                self._send_buffer().end()  # which also requests a commit
+                self._wait_for_ack(commits=False)
+        finally:
+            self._drop()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._drop()
+
+    # ---- inside
+
+    def _is_done(self) -> bool:
+        """Return whether everything that was sent is acknowledged."""
+        if self._stream is not None:
+            self._release(self._stream)
+        return not self._buffer
+
+    def _send_buffer(self) -> _PutStream:
+        """Send all buffered frames, over a new connection if the old one broke."""
+        self._connection.check_process()
+        while True:
+            try:
+                stream = self._stream = self._stream or self._begin()
+                for number in range(stream.next, self.last + 1):
+                    stream.write(self._buffer[number])
+                stream.check()
+                self._release(stream)
+                return stream
+            except ServiceError as error:  # no new stream can begin
+                raise self._patience.explained(error) from None
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                self._drop()
+                self._patience.wait(self._connection.passing(error))
+            except BaseException:  # an interrupt inside a frame, which begins again in another stream
+                self._drop()
+                raise
+
+    def _wait_for_ack(self, commits: bool) -> None:
+        """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
+        stream = self._stream
+        assert stream is not None
+        if stream.wait_beyond(self.acked.position, COMMIT_AFTER_S if commits else None):
+            self._release(stream)
+        elif stream.acked is not None and stream.acked.durable:
+            self._connection.act("checkpoint")
+
+    def _position(self, kind: str) -> int:
+        return int(self._connection.act("position", contributor=self._contributor)[kind])
+
+    def _begin(self) -> _PutStream:
+        """Open a new stream, from the first frame that the service has not applied."""
+        position = self._position("position")
+        first = next(iter(self._buffer), self.last + 1)
+        if position < first - 1:
+            raise StateError(
+                f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
+                "acknowledged: it was restarted without its checkpoint, or with an older one"
+            )
+        client, options = self._connection.opened()
+        request = PutRequest(contributor=self._contributor, first=position + 1, ends=True, stream=self._identifier)
+        assert self._schema is not None
+        return _PutStream(client, options, request, self._schema)
+
+    def _release(self, stream: _PutStream) -> None:
+        """Drop acknowledged frames from the buffer."""
+        if stream.acked is None:
+            return
+        if stream.acked.position > self.acked.position:
+            self._patience.good()
+        self.acked = stream.acked
+        while self._buffer and (number := next(iter(self._buffer))) <= self.acked.position:
+            self._buffered_bytes -= self._buffer.pop(number).num_bytes
+
+    def _drop(self) -> None:
+        if self._connection.is_forked:
+            return
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+            self._release(stream)  # its last message may have arrived while it was closed
+
+
+class _PutStream:
+    """One DoPut: frames out, acknowledgements in on a separate thread. next : the number of the next frame"""
+
+    def __init__(
+        self, client: flight.FlightClient, options: flight.FlightCallOptions, request: PutRequest, schema: pa.Schema
+    ) -> None:
+        assert request.first is not None
+        self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
+        self.next, self._name = request.first, request.contributor
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._over = self._ended = False
+        self.acked: Ack | None = None
+        self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
+        self._listener.start()
+
+    def write(self, frame: _Numbered) -> None:
+        """Send the next frame."""
+        *before, last = frame.pieces
+        with self._writing:
+            if not self._ended:
+                for piece in before:
+                    self._writer.write_batch(piece)
+                self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
+                self.next = frame.number + 1
+                return
+        self.check()
+        raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+
+    def end(self) -> None:
+        """Close the sending side."""
+        with self._writing:
+            if not self._ended:
+                self._ended = True
+                self._writer.done_writing()
+
+    def wait_beyond(self, position: int, timeout_s: float | None) -> bool:
+        """Wait until more is acknowledged or the stream ends. Return False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._is_over or (self.acked is not None and self.acked.position > position), timeout_s
+            )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over or (self.acked is not None and self.acked.closing)
+
+    def check(self) -> None:
+        """Raise the error that ended the stream, if any."""
+        if self._is_over:
+            with self._writing:  # gRPC aborts the process if the listener ends a closed stream
+                self._ended = True
+            self._writer.close()
+            raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
+
+    def close(self) -> None:
+        """Close the stream; drop unsent messages."""
+        # Its errors are the reason for closing it. The service drops a frame that was truncated here.
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self.end()
+        self._listener.join()  # the writer's end waits for the reader
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self._writer.close()
+
+    def _listen(self) -> None:
+        try:
+            while (message := self._reader.read()) is not None:
+                fields = decoded(message, "an acknowledgement")
+                with self._changed:
+                    self.acked = Ack.of(fields) if "ack" in fields else self.acked
+                    self._changed.notify_all()
+                if self.acked is not None and self.acked.closing:
+                    self.end()  # the service waits for this, and the sending thread may be busy
+        except (flight.FlightError, pa.ArrowException, OSError):
+            pass  # the writer raises the error
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""What follows a service or its deltas, for targets and for shared files."""

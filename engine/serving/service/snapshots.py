@@ -1,0 +1,172 @@
+"""A whole table for a reader, at a single step that no crash undoes. It is not copied, and the steps do not pause.
+
+The table is read in blocks between steps, followed by the rows that changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.base.errors import DeltasGoneError, UsageError
+from penstock.model.frames import Int64
+from penstock.serving.flight.messages import encoded
+from penstock.serving.service.delta_log import DeltaLog
+from penstock.serving.service.sequencer import Sequencer
+
+if TYPE_CHECKING:
+    from penstock.api.engine import Engine
+
+BLOCK_BYTES = 4 << 20
+# How often a table is read that changes faster than its deltas are retained, before its reader gets an error.
+PASSES = 3
+Messages = Iterator[tuple[pa.RecordBatch, bytes]]
+
+
+class TableSnapshots:
+    """Reads the tables of an engine."""
+
+    def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog) -> None:
+        self._engine, self._sequencer, self._log = engine, sequencer, log
+
+    def schema(self, name: str) -> pa.Schema:
+        """Return the schema of a table's rows: null for a key of a dynamic table that has lost its row.
+
+        Raises UsageError for an unknown table.
+        """
+        dim = self._engine.core.tables.table(name).layout.dim
+        dynamic = self._engine.core.tables.dynamic.get(name)
+        spec = self._engine.core.tables.specs[name]
+        id_type = spec.id_type
+        fields = [
+            pa.field("id", pa.type_for_alias(id_type), nullable=False),
+            pa.field("row", pa.list_(pa.float32(), dim), nullable=dynamic is not None),
+        ]
+        metadata = {"penstock.table": name}
+        if dynamic is None:
+            metadata["penstock.vocabulary_size"] = str(spec.vocabulary_size)
+            if not spec.rule.non_lazy:
+                metadata["penstock.changes_alone"] = "true"
+        else:
+            metadata["penstock.key_type"] = id_type
+            metadata["penstock.absent"] = json.dumps(dynamic.absent)
+            fields += [pa.field("last", pa.int64())] if self._log.last else []
+        return pa.schema(fields, metadata=metadata)
+
+    def num_rows(self, name: str) -> int:
+        """Return the number of rows of a table; of a dynamic one, those in use."""
+        dynamic = self._engine.core.tables.dynamic.get(name)
+        return self._engine.core.tables.specs[name].vocabulary_size if dynamic is None else len(dynamic.directory)
+
+    def read(self, name: str) -> Messages:
+        """Yield all rows, again if too much changed meanwhile, then the step that they are of."""
+        schema = self.schema(name)
+        for number in range(PASSES):
+            before = self._log.created_bytes
+            try:
+                if number and name in self._engine.core.tables.dynamic:  # keys may have gone that no delta lists
+                    yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
+                end = yield from self._pass(name, schema, again=number > 0)
+                break
+            except DeltasGoneError:
+                created = self._log.created_bytes - before
+        else:
+            raise UsageError(
+                f"table '{name}': {created:,} bytes of deltas were made while it was read, and "
+                f"{self._log.max_bytes:,} are kept: start the service with a larger --delta-memory"
+            )
+        yield pa.RecordBatch.from_pylist([], schema), encoded({**end, **self._identity(end["step"])})
+
+    # ---- inside
+
+    def _identity(self, step: int) -> dict[str, str]:
+        lineage = self._sequencer.streams.lineage
+        return {"lineage": lineage.id, "epoch": lineage.epoch_of(step)}
+
+    def _pass(
+        self, name: str, schema: pa.Schema, again: bool
+    ) -> Generator[tuple[pa.RecordBatch, bytes], None, dict[str, int]]:
+        """Yield blocks, then the rows that changed while they were read.
+
+        Returns the step that all rows are of, and of a dynamic table the clock. Raises DeltasGoneError if the deltas
+        since the first block are no longer retained.
+        """
+        tables = self._engine.core.tables
+        dynamic, end = tables.dynamic.get(name), dict[str, int]()
+        at_once = max(1, BLOCK_BYTES // (4 * tables.table(name).layout.dim))
+        with self._engine.gate.still():
+            self._engine.core.check_whole()
+            since, step = self._log.publish_all(), self._engine.global_step
+            if dynamic is None:
+                ids: Int64 | range = range(tables.specs[name].vocabulary_size)
+            else:
+                ids, end["clock"] = dynamic.directory.state()["key"], dynamic.directory.clock
+        for first in range(0, len(ids), at_once):
+            block_ids = ids[first : first + at_once]
+            with self._engine.gate.still():
+                self._engine.core.check_whole()
+                step = self._engine.global_step
+                block = self._block(
+                    name,
+                    schema,
+                    np.arange(block_ids.start, block_ids.stop) if isinstance(block_ids, range) else block_ids,
+                )
+            yield block, encoded({"changed": again})
+        self._settle(step)
+        end["step"] = until = self._log.step
+        for delta in self._log.after(since, until, lambda: False):
+            for batch in delta.batches:
+                changed = _of_table(batch, name)
+                if changed.num_rows:
+                    yield _as_rows(changed, schema), encoded({"changed": True})
+                    end |= {"clock": changed["clock"][0].as_py()} if dynamic is not None else {}
+        return end
+
+    def _settle(self, step: int) -> None:
+        """Wait until the deltas up to the step of the last block are published, and durable with a checkpoint."""
+        if self._sequencer.streams.is_durable:
+            if self._log.step < step:
+                self._sequencer.ask_for_commit()
+                self._log.wait_for(step)
+        else:
+            self._log.publish_all()
+
+    def _block(self, name: str, schema: pa.Schema, ids: Int64) -> pa.RecordBatch:
+        """Return the current rows of ids, of a dynamic table those that have one, expired or not."""
+        tables, columns = self._engine.core.tables, list[pa.Array]()
+        dynamic = tables.dynamic.get(name)
+        if dynamic is None:
+            rows, external_ids = ids, ids
+        else:
+            records = dynamic.directory.records(ids, expired=True)
+            present = records["row"] >= 0
+            rows, external_ids = records["row"][present].astype(np.int64), dynamic.as_given(ids[present])
+            columns = [pa.array(records["last"][present])] if "last" in schema.names else []
+        values = tables.table(name).read(rows)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        return pa.RecordBatch.from_arrays([pa.array(external_ids), lists, *columns], schema=schema)
+
+
+def _of_table(delta: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """Return the rows of one table in a delta."""
+    tables = delta.column("table")
+    index = tables.dictionary.to_pylist().index(name)
+    return delta.filter(pc.equal(tables.indices, index))
+
+
+def _as_rows(delta: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of one table in a delta with the schema of its rows."""
+    lists, dim = delta.column("row"), schema.field("row").type.list_size
+    absent = np.asarray(lists.is_null())
+    values = np.zeros((len(lists), dim), np.float32)
+    values[~absent] = lists.flatten().to_numpy().reshape(-1, dim)
+    mask = pa.array(absent) if absent.any() else None
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), dim, mask=mask)
+    columns: list[Any] = [delta.column("id").cast(schema.field("id").type), rows]
+    columns += [delta.column("last")] if "last" in schema.names else []
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,263 @@
+"""The open streams of a service's producers: the position of each producer, and the acknowledgements of its frames."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.base.errors import InputError, UsageError
+from penstock.checkpoint.source_positions import Tally
+from penstock.model.frames import Frame
+from penstock.model.lineage import Lineage
+from penstock.serving.flight.messages import Ack, PutRequest
+
+if TYPE_CHECKING:
+    from penstock.api.engine import Engine
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream of frames. contributor : its producer's name; None: its frames are counted in this stream only
+
+    next : the number of the next frame; tally : counts of this stream
+    creation : of the topic that the frames are of; None: of none that has one
+    replaced : called when another stream of the producer begins; must not block
+    is_finished : whether all of its frames have come
+    acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
+    """
+
+    contributor: str | None
+    next: int
+    notify: Callable[[Ack], None]
+    tally: Tally
+    acked: Ack = field(init=False)
+    promised: Ack = field(init=False)
+    creation: str | None = None
+    replaced: Callable[[], object] = lambda: None
+    is_finished: bool = False
+
+    @property
+    def position(self) -> int:
+        return self.next - 1
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of the stream as plain data."""
+        tally = self.tally
+        return {
+            "position": self.position,
+            "applied": tally.applied,
+            "stale": tally.stale,
+            "dropped": dict(tally.dropped),
+        }
+
+    def acknowledge(self, ack: Ack) -> None:
+        if ack.position > self.acked.position:
+            self.acked = ack
+            self.notify(ack)
+
+
+class ServicePosition(NamedTuple):
+    """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
+
+    step: int
+    pending: int
+    positions: Mapping[str, int]
+    tallies: Mapping[str, Tally]
+
+    def tally(self, contributor: str | None, identifier: str | None) -> Tally:
+        """Return the initial counts of a new stream: those of the stream that it continues, else zeros."""
+        last = None if contributor is None or identifier is None else self.tallies.get(contributor)
+        return last if last is not None and last.stream == identifier else Tally(identifier)
+
+    def ack(self, stream: Stream, tally: Tally, durable: bool) -> Ack:
+        """Return the acknowledgement of a stream at this snapshot. tally : its counts up to here"""
+        name = stream.contributor
+        position = stream.position if name is None else self.positions.get(name, 0)
+        return Ack(position, durable, self.step, False, tally.applied, tally.stale, self.pending, tally.dropped)
+
+
+class Streams:
+    """The open streams and the positions of all producers. Methods are called under the gate's lock.
+
+    most : producers whose positions are stored, each from its first frame
+    is_durable : whether to acknowledge frames only after their commit
+    """
+
+    def __init__(self, engine: Engine, most: int, is_durable: bool) -> None:
+        self._engine, self._most, self.is_durable = engine, most, is_durable
+        self._positions = engine.session.positions
+        self._open: set[Stream] = set()
+        self._newest: dict[str, Stream] = {}  # by contributor
+        step, before = engine.global_step, self._positions.lineage
+        self._positions.lineage = Lineage.new(step) if before is None else before.started(step)
+        self._durable = self._promised = self._copied()
+
+    @property
+    def lineage(self) -> Lineage:
+        """Return the history of steps. A restart from the checkpoint continues it with another epoch."""
+        assert self._positions.lineage is not None
+        return self._positions.lineage
+
+    @property
+    def durable_step(self) -> int:
+        """Return the global step of the last durable commit."""
+        return self._durable.step
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def producers(self) -> Iterable[str]:
+        """Return the names of all producers whose frames were counted."""
+        return self._positions.producers
+
+    @property
+    def num_producers(self) -> int:
+        return len(self._positions.producers)
+
+    def position(self, contributor: str) -> int:
+        """Return the number of a producer's frames that were applied."""
+        return self._positions.producers.get(contributor, 0)
+
+    def durable_position(self, contributor: str) -> int:
+        """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
+        return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
+
+    def counts(self, contributor: str, identifier: str | None) -> dict[str, int]:
+        """Return the step, the frames in the gate, and the counts of a producer's stream up to its position."""
+        now = self._now()
+        tally = now.tally(contributor, identifier)
+        return {"step": now.step, "pending": now.pending, "applied": tally.applied, "stale": tally.stale}
+
+    # ---- a stream
+
+    def open(
+        self, request: PutRequest, notify: Callable[[Ack], None], replaced: Callable[[], object] = lambda: None
+    ) -> Stream:
+        """Open a stream and send its first acknowledgement; an earlier one of its name ends.
+
+        Raises UsageError and InputError.
+        """
+        name, now = request.contributor, self._now()
+        stream = Stream(name, self._first(request), notify, now.tally(name, request.stream))
+        # The first acknowledgement tells a producer which frames to resend.
+        stream.acked, stream.promised = (
+            snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
+            for snapshot in (self._durable if self.is_durable else now, self._promised)
+        )
+        self._open.add(stream)
+        stream.replaced = replaced
+        if name is not None:
+            earlier = self._newest.get(name)
+            if earlier is not None and not earlier.is_finished:
+                earlier.notify(replace(earlier.acked, closing=True))
+                earlier.replaced()
+            self._newest[name] = stream
+            stream.creation = self._positions.creations.get(name)
+        notify(stream.acked)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        self._open.discard(stream)
+        if stream.contributor is not None and self._newest.get(stream.contributor) is stream:
+            del self._newest[stream.contributor]
+
+    def skips(self, stream: Stream) -> bool:
+        """Return whether the next frame of a stream was applied before. Raises UsageError if it may send none."""
+        name = stream.contributor
+        if name is None:
+            return False
+        self.check_newest(stream)
+        if stream.next <= self.position(name):
+            return True
+        self._check_room(name)
+        return False
+
+    def check_newest(self, stream: Stream) -> None:
+        """Raise UsageError if another stream of the producer has begun."""
+        name = stream.contributor
+        if name is not None and self._newest.get(name) is not stream:
+            raise UsageError(
+                f"another stream of producer '{name}' has begun: this one ends; processes that push at the same time "
+                "need different names"
+            )
+
+    def count(self, stream: Stream, frame: Frame, was_stale: bool) -> None:
+        """Count a frame that was applied or dropped as stale."""
+        self._count(stream, stream.tally.plus(frame, was_stale))
+
+    def pass_over(self, stream: Stream, reason: str | None) -> None:
+        """Count a number without a frame. reason : of a frame that was dropped as a whole"""
+        tally = stream.tally
+        if reason is not None:
+            tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
+        self._count(stream, tally)
+
+    def acknowledge(self, stream: Stream) -> None:
+        """Acknowledge all frames of a stream so far, if there is no checkpoint to wait for."""
+        if not self.is_durable:
+            stream.acknowledge(self._now().ack(stream, stream.tally, durable=False))
+
+    # ---- all streams
+
+    def commit_begins(self) -> None:
+        self._promised = self._copied()
+        for stream in self._open:
+            stream.promised = self._promised.ack(stream, stream.tally, durable=True)
+
+    def commit_is_on_disk(self) -> None:
+        self._durable = self._promised
+        for stream in self._open:
+            stream.acknowledge(stream.promised)
+
+    def notify_end(self) -> None:
+        """Send every producer its last acknowledgement again, marked as the last one."""
+        for stream in self._open:
+            stream.notify(replace(stream.acked, closing=True))
+
+    # ---- inside
+
+    def _count(self, stream: Stream, tally: Tally) -> None:
+        stream.next += 1
+        stream.tally = tally
+        if stream.contributor is not None:
+            self._positions.producers[stream.contributor] = stream.position
+            self._positions.tallies[stream.contributor] = tally
+            if stream.creation is not None:
+                self._positions.creations[stream.contributor] = stream.creation
+
+    def _first(self, request: PutRequest) -> int:
+        """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""
+        name, first = request.contributor, request.first
+        if name is None:
+            return 1
+        position = self.position(name)
+        if first is None and position:
+            raise UsageError(
+                f"producer '{name}': {position} of its frames are here already: give the number of the stream's first "
+                f'frame ("first": {position + 1} continues)'
+            )
+        if first is not None and first > position + 1:
+            raise InputError(
+                f"a gap: got frame {first}, expected {position + 1}; send from there",
+                source=f"producer '{name}'",
+            )
+        self._check_room(name)
+        return first or 1
+
+    def _check_room(self, name: str) -> None:
+        """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
+        if name not in self._positions.producers and self.num_producers >= self._most:
+            raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
+
+    def _now(self) -> ServicePosition:
+        """Return the current positions, in which later changes show."""
+        engine, positions = self._engine, self._positions
+        return ServicePosition(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
+
+    def _copied(self) -> ServicePosition:
+        now = self._now()
+        return now._replace(positions=dict(now.positions), tallies=dict(now.tallies))

@@ -1,0 +1,73 @@
+"""The service's answers to readers: tables, deltas. A slow reader delays no other, and keeps one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from penstock.base.errors import UsageError
+from penstock.serving.flight.messages import DELTAS, TABLE, ReaderPosition
+from penstock.serving.service.delta_log import DeltaLog
+from penstock.serving.service.sequencer import Sequencer
+from penstock.serving.service.snapshots import Messages, TableSnapshots
+
+if TYPE_CHECKING:
+    from penstock.api.engine import Engine
+
+
+class Answer(NamedTuple):
+    """A stream of batches with their app_metadata, if any, read lazily."""
+
+    schema: pa.Schema
+    messages: Messages
+
+
+class Readers:
+    """Answers the requests of readers."""
+
+    def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog) -> None:
+        self._engine, self._sequencer, self.log = engine, sequencer, log
+        self.snapshots = TableSnapshots(engine, sequencer, log)
+
+    def get(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
+        """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
+
+        is_cancelled : returns whether the reader has disconnected
+        """
+        if DELTAS in request:
+            return self._deltas(request[DELTAS] if isinstance(request[DELTAS], Mapping) else {}, is_cancelled)
+        name = request.get(TABLE)
+        if not isinstance(name, str):
+            raise UsageError(f"the ticket: expected table or deltas, got {', '.join(map(str, request)) or 'nothing'}")
+        self._engine.core.tables.table(name)
+        if "ids" in request:
+            raise UsageError("the ticket: expected no ids; look up rows with DoExchange, path lookup (docs/serve.md)")
+        return Answer(self.snapshots.schema(name), self.snapshots.read(name))
+
+    @property
+    def delta_schema(self) -> pa.Schema:
+        """Return the schema of deltas, with their lineage and epoch: all retained ones are of the current epoch."""
+        lineage = self._sequencer.streams.lineage
+        metadata = {"penstock.model.lineage": lineage.id, "penstock.epoch": lineage.current.id}
+        return self.log.schema.with_metadata({**(self.log.schema.metadata or {}), **metadata})
+
+    def _deltas(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
+        position, follow = ReaderPosition.of(request), request.get("follow", False)
+        self.log.publish_all()
+        since = self.log.first_step if position.since is None else position.since
+        lineage = self._sequencer.streams.lineage
+        if position.lineage is not None:
+            lineage.check(position.lineage, position.epoch, since)
+        until = None if follow else self.log.step
+        self.log.check(since)
+        start = ReaderPosition(since, lineage.id, lineage.epoch_of(since))
+        return Answer(start.added_to(self.delta_schema), self._published(since, until, is_cancelled))
+
+    def _published(self, since: int, until: int | None, is_cancelled: Callable[[], bool]) -> Messages:
+        with self.log.followed() if until is None else nullcontext():
+            for delta in self.log.after(since, until, is_cancelled):
+                for batch in delta.batches:
+                    yield batch, b""

@@ -1,0 +1,313 @@
+"""``SharedWriter``: shared tables of a program that has no engine, such as a replica that follows a service."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.base.errors import UsageError
+from penstock.model.config.id_ranges import valid_ids
+from penstock.model.frames import Float32, Int64
+from penstock.pyx import update
+from penstock.pyx.row_keys import RowKeys, num_words
+from penstock.rows.initial_rows import InitialRows
+from penstock.rows.shared.folder import SharedFolder
+from penstock.rows.shared.header import KeyFile, TableLayout
+
+# One writes; a step counts its pages for one more thread than it is given.
+_THREADS = 2
+
+
+class SharedTable(NamedTuple):
+    """A table to create: ids below ``num_rows``, or any keys, for which it grows beyond ``num_rows``.
+
+    Attributes
+    ----------
+    name : str
+        The table's name.
+    dim : int
+        Floats per row.
+    num_rows : int
+        The number of ids, or of rows for keys at first.
+    id_type : {"int64", "uint64"}
+        Of the keys.
+    has_keys : bool
+        Whether ids are keys.
+    absent : InitialRows
+        What a key without a row reads: zeros, if nothing else is set.
+    """
+
+    name: str
+    dim: int
+    num_rows: int
+    id_type: str = "int64"
+    has_keys: bool = False
+    absent: InitialRows = InitialRows()
+
+
+class SharedWriter:
+    """Writes shared tables by id, in a program that has no engine. One thread calls it (docs/readers.md).
+
+    Parameters
+    ----------
+    path : str or path
+        The folder, which stays locked until ``close``.
+
+    Raises
+    ------
+    StateError
+        If another program writes the folder.
+
+    Notes
+    -----
+    Create tables, write all of their rows, ``publish`` them; then change rows within ``step``. Tables may be created
+    again at any time: readers keep the published ones until the next ``publish``.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> from penstock.shared.table_writer import SharedTable, SharedWriter
+    >>> writer = SharedWriter("replica")
+    >>> writer.create([SharedTable("user", dim=2, num_rows=8)])
+    >>> writer.publish(step=0)
+    >>> with writer.step(1):
+    ...     writer.write("user", [5], [[0.5, 1.0]])
+    >>> ps.Reader("replica").lookup("user", [5, 3]).tolist()
+    [[0.5, 1.0], [0.0, 0.0]]
+    >>> writer.close()
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._folder = SharedFolder(path)
+        self._tables: dict[str, _Rows] = {}
+        self._is_published = self._in_step = False
+        self._config, self._history, self._step, self._durable_step = "", ("", ""), 0, 0
+
+    def create(self, tables: Sequence[SharedTable], config: str = "") -> None:
+        """Begin new tables, whose rows are 0, and which have no keys.
+
+        Parameters
+        ----------
+        tables : sequence of SharedTable
+            The tables.
+        config : str
+            SHA-256 of the configuration, for readers.
+
+        Raises
+        ------
+        CapacityError
+            If there is no room for their files; the published tables stay.
+        """
+        self._folder.discard()
+        self._config, self._is_published = config, False
+        self._tables = {table.name: _Rows(self._folder, table) for table in tables}
+
+    def write(self, table: str, ids: Any, rows: Float32) -> None:
+        """Set the weights of distinct ids.
+
+        Parameters
+        ----------
+        table : str
+            The table's name.
+        ids : array_like of int, shape (n,)
+            Distinct ids, or keys.
+        rows : array_like of float32, shape (n, dim)
+            Their weights.
+
+        Raises
+        ------
+        UsageError
+            For an id outside the table.
+        CapacityError
+            If a table of keys cannot grow.
+        """
+        target = self._table(table)
+        wanted = valid_ids(table, ids, target.layout.id_range)
+        values = np.ascontiguousarray(rows, np.float32)
+        if target.num_lacking(wanted):
+            self._grow(table, target.num_lacking(wanted))
+            target = self._tables[table]
+        target.write(wanted, values)
+
+    def remove(self, table: str, keys: Any) -> None:
+        """Remove keys; those without a row are skipped.
+
+        Parameters
+        ----------
+        table : str
+            The table's name.
+        keys : array_like of int, shape (n,)
+            Distinct keys.
+        """
+        target = self._table(table)
+        if target.keys is None:
+            raise UsageError(f"table '{table}': its rows have no keys, and none can be removed")
+        target.remove(valid_ids(table, keys, target.layout.id_range))
+
+    @contextmanager
+    def step(self, step: int, durable_step: int = 0, history: tuple[str, str] | None = None) -> Iterator[None]:
+        """Change rows of published tables together: consistent reads are of the rows before, or of those after.
+
+        Parameters
+        ----------
+        step, durable_step : int
+            Of the rows after.
+        history : tuple of str or None
+            Lineage and epoch of the rows after; None: as before.
+
+        Yields
+        ------
+        None
+
+        Notes
+        -----
+        An error in the context leaves the tables as those of a step that failed: readers refuse them.
+        """
+        words = self._folder.words
+        if words is None or not self._is_published:
+            raise UsageError("publish the tables first")
+        words.begin()
+        self._in_step = True
+        try:
+            yield
+        except BaseException:
+            self._folder.fail()
+            raise
+        finally:
+            self._in_step = False
+        words = self._folder.words  # of the next generation, if a table has grown
+        assert words is not None
+        if history is not None and history != self._history:
+            self._folder.set_history(*history)
+            self._history = history
+        self._step, self._durable_step = step, durable_step
+        words.end(step)
+        words.durable_step = durable_step
+
+    def publish(self, step: int, durable_step: int = 0, history: tuple[str, str] = ("", "")) -> None:
+        """Make the created tables those that readers read.
+
+        Parameters
+        ----------
+        step, durable_step : int
+            Of their rows.
+        history : tuple of str
+            Lineage and epoch of their rows.
+        """
+        self._step, self._durable_step, self._history = step, durable_step, history
+        self._publish()
+
+    def lock(self) -> None:
+        """Lock the folder again after ``close``. Raises StateError if another program writes it."""
+        self._folder.lock()
+
+    def close(self) -> None:
+        """Unlock the folder; the published tables stay."""
+        if not self._is_published:
+            self._folder.discard()
+        self._folder.close()
+
+    # ---- inside
+
+    def _table(self, name: str) -> _Rows:
+        if name not in self._tables:
+            raise UsageError(f"no table '{name}' among the shared ones")
+        return self._tables[name]
+
+    def _publish(self) -> None:
+        layouts = [table.layout for table in self._tables.values()]
+        self._folder.publish(
+            layouts, _THREADS, self._step, self._durable_step, self._config, self._history, self._in_step
+        )
+        self._is_published = True
+
+    def _grow(self, name: str, num_lacking: int) -> None:
+        """Continue with tables of the next generation, of which one has at least twice the rows."""
+        before, was_published = self._tables, self._is_published
+        tables = {}
+        for table in before.values():
+            spec, size = table.spec, table.layout.num_rows
+            num_rows = 2 * size + num_lacking if spec.name == name else size
+            tables[spec.name] = _Rows(self._folder, spec._replace(num_rows=num_rows))
+        for table in before.values():
+            tables[table.spec.name].take_over(table)
+        self._tables = tables
+        if was_published:
+            self._publish()
+
+
+class _Rows:
+    """One table in files of the next generation."""
+
+    def __init__(self, folder: SharedFolder, spec: SharedTable) -> None:
+        self.spec, name, num_rows = spec, spec.name, spec.num_rows
+        plan = update.Plan("sgd", {}, (0.0,), spec.dim, num_rows, 1, False, num_rows, 1, False, name=name)
+        self._floats = folder.allocate("rows", plan.end, np.float32)
+        self._step = update.Step([plan], [self._floats])
+        counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint64)
+        self._step.count_pages([counters.reshape(_THREADS, -1)])
+        self.keys: RowKeys | None = None
+        file = None
+        if spec.has_keys:
+            memory, salt = folder.allocate("keys", num_words(num_rows), np.uint64), secrets.randbits(64)
+            self.keys, file = RowKeys(memory, num_rows, salt), KeyFile(folder.name(memory), salt, -1, spec.absent)
+            self._free = np.arange(num_rows - 1, -1, -1)
+            self._num_free = num_rows
+        self.layout = TableLayout(
+            name,
+            spec.dim,
+            num_rows,
+            num_shards=1,
+            mod=False,
+            rows_per_shard=num_rows,
+            shards_per_part=1,
+            row_floats=plan.row_floats,
+            first_float=plan.first_float,
+            first_page=plan.first_page,
+            rows=(folder.name(self._floats),),
+            pages=(folder.name(counters),),
+            id_type=spec.id_type,
+            keys=file,
+        )
+
+    def num_lacking(self, ids: Int64) -> int:
+        """Return for how many of distinct ids there is no room."""
+        if self.keys is None:
+            return 0
+        return max(0, int((self.keys.rows(ids) < 0).sum()) - self._num_free)
+
+    def write(self, ids: Int64, values: Float32) -> None:
+        rows = ids
+        if self.keys is not None:
+            rows = self.keys.rows(ids)
+            new = np.flatnonzero(rows < 0)
+            self._num_free -= len(new)
+            rows[new] = self._free[self._num_free : self._num_free + len(new)]
+        self._step.copy(0, np.ascontiguousarray(rows), values, 0, True)
+        self._step.run(list, 1)  # one thread has no tasks for others
+        if self.keys is not None:
+            self.keys.insert(ids[new], rows[new])
+
+    def remove(self, keys: Int64) -> None:
+        assert self.keys is not None
+        rows = self.keys.rows(keys)
+        self.keys.remove(keys)
+        free = np.unique(rows[rows >= 0])
+        self._free[self._num_free : self._num_free + len(free)] = free
+        self._num_free += len(free)
+
+    def take_over(self, before: _Rows) -> None:
+        """Copy the rows and keys of the table before."""
+        np.copyto(self._floats[: len(before._floats)], before._floats)
+        if self.keys is not None and before.keys is not None:
+            keys, rows = before.keys.items()
+            self.keys.insert(keys, rows)
+            used = np.zeros(self.layout.num_rows, bool)
+            used[rows] = True
+            free = np.flatnonzero(~used)[::-1]
+            self._free[: len(free)], self._num_free = free, len(free)

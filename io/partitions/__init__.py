@@ -1,0 +1,1 @@
+"""Partitions of brokers' topics as sources."""
