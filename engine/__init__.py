@@ -8,7 +8,9 @@ __version__ = "0.1.0"
 
 # Module → its public names. `make stub` writes them into __init__.pyi, for type checkers.
 _NAMES = {
-    "penstock": "bridge functional updates",
+    "penstock.contrib": "functional",
+    "penstock.model": "updates",
+    "penstock.rows": "bridge",
     "penstock.contrib.accumulators": "ConditionalAccumulator SparseConditionalAccumulator SparseGradient",
     "penstock.api.activations.coo": "CooIds",
     "penstock.api.activations.deduplication": "DeduplicationData",
@@ -22,16 +24,16 @@ _NAMES = {
     "penstock.model.config.tables": "Constant QuantizationConfig RowIdInitializer TableConfig TruncatedNormal Uniform",
     "penstock.contrib.dataflow": "BlockStage StageFunction stage_fn",
     "penstock.api.engine": "Engine",
-    "penstock.base.errors": "CancelledError CapacityError ConfigError DeltasGoneError InputError PeerError PenstockError "
-    "ReadTimeoutError ServiceError ServiceTimeoutError StateError TakeTimeoutError TruncatedInputError UsageError "
-    "UsageTypeError",
+    "penstock.base.errors": "CancelledError CapacityError ConfigError DeltasGoneError InputError PeerError "
+    "PenstockError ReadTimeoutError ServiceError ServiceTimeoutError StateError TakeTimeoutError TruncatedInputError "
+    "UsageError UsageTypeError",
     "penstock.io.decoding.string_ids": "hash_ids",
     "penstock.serving.flight": "connect",
     "penstock.serving.shared.table_reader": "Reader",
     "penstock.model.stats": "Report TableReport",
     "penstock.model.updates": "DynamicLearningRate",
-    "penstock.model.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad MDLAdagradLight "
-    "ProximalAdagrad RowWiseAdagrad",
+    "penstock.model.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad "
+    "MDLAdagradLight ProximalAdagrad RowWiseAdagrad",
     "penstock.model.updates.ftrl": "FTRL OnlineYogi ProximalYogi",
     "penstock.model.updates.moments": "Adadelta Adam CenteredRMSProp Lion Momentum RMSProp",
     "penstock.model.updates.stateless": "Assign FrequencyEstimator SGD UserDefinedProgram",
@@ -46,9 +48,8 @@ def __getattr__(name: str) -> object:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    if module == "penstock":
-        return importlib.import_module(f"penstock.{name}")
-    globals()[name] = value = getattr(importlib.import_module(module), name)
+    loaded = importlib.import_module(module)
+    globals()[name] = value = getattr(loaded, name, None) or importlib.import_module(f"{module}.{name}")
     return value
 
 

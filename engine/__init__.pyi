@@ -3,9 +3,9 @@
 __version__: str
 __all__: list[str]
 
-from penstock.rows import bridge as bridge
 from penstock.contrib import functional as functional
 from penstock.model import updates as updates
+from penstock.rows import bridge as bridge
 from penstock.contrib.accumulators import ConditionalAccumulator as ConditionalAccumulator
 from penstock.contrib.accumulators import SparseConditionalAccumulator as SparseConditionalAccumulator
 from penstock.contrib.accumulators import SparseGradient as SparseGradient

@@ -1,4 +1,4 @@
-"""Jobs of many machines on a Ray cluster (docs/ray.md)."""
+"""An import path that stays, of ``penstock.contrib.ray.job``."""
 
 from penstock.contrib.ray.job import Job
 

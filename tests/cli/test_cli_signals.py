@@ -216,7 +216,7 @@ from penstock.__main__ import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["penstock", "penstock.__main__", "penstock.base.interrupts"]
+    assert done.stdout.split() == ["penstock", "penstock.__main__", "penstock.base", "penstock.base.interrupts"]
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"penstock": "penstock.__main__:main"}
 

@@ -1,17 +1,19 @@
-"""The order of packages in ARCHITECTURE.md, and which package may import which library."""
+"""The packages that ARCHITECTURE.md draws, what each may import, and the import paths that stay."""
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import public_stub
 import pytest
-from package_layers import ALLOWED, LAYERS
+from package_layers import ALLOWED, FORMER, ORDER
 
 from penstock.base import integrations
 
 ROOT = Path(__file__).resolve().parents[2]
 CYTHON = {".pyx", ".pxd"}
+FORMER_PATHS = {*FORMER, "penstock.shared", "penstock.io.targets"}
 
 
 def modules():
@@ -21,7 +23,8 @@ def modules():
             if path.name.endswith("_pb2.py") or "experiments" in path.parts:  # scripts, not part of the package
                 continue
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+            if (module := ".".join([package, *(p for p in parts if p != "__init__")])) not in FORMER_PATHS:
+                yield module, path
     for path in sorted(p for p in (ROOT / "pyx").rglob("*") if p.suffix in CYTHON):  # a header is a separate module
         module = ".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts))
         yield module + (".pxd" if path.suffix == ".pxd" else ""), path
@@ -120,26 +123,57 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circles(graph()) == []
 
 
+def packages(arrows):
+    """package → the packages that its modules import, of those at the top of penstock."""
+    results = {module.split(".")[1]: set() for module in arrows}
+    for module, targets in arrows.items():
+        results[module.split(".")[1]] |= {target.split(".")[1] for target in targets} - {module.split(".")[1]}
+    return results
+
+
+def picture(arrows):
+    """The lines that ARCHITECTURE.md has: each package, and what it imports."""
+    imported = packages(arrows)
+    lines = (f"{name:<12}{'  '.join(other for other in ORDER if other in imported[name])}".rstrip() for name in ORDER)
+    return "\n".join(lines)
+
+
 def running_up(arrows):
-    """The arrows from a package to one that stands above it in LAYERS, or before it in the same line."""
-    order = LAYERS.split()
-    height = {module: -order.index(module.split(".")[1]) for module in arrows}
+    """The arrows from a package to one that stands above it in ORDER, and those into an integration from outside."""
+    height = {module: -ORDER.index(module.split(".")[1]) for module in arrows}
     return sorted(
         (module, target) for module, arrow in arrows.items() for target in arrow if height[target] > height[module]
     )
 
 
 def test_no_import_runs_back_up_to_a_higher_package():
-    arrows = {"penstock.io.log": {"penstock.io.synth", "penstock.core.engine_core", "penstock.model.frames"}}
-    assert running_up(
-        arrows | {"penstock.core.engine_core": set(), "penstock.model.frames": set(), "penstock.io.synth": set()}
-    ) == [("penstock.io.log", "penstock.core.engine_core")]
+    arrows = {"penstock.io.log": {"penstock.io.synth", "penstock.core.gate", "penstock.model.frames"}}
+    arrows |= {module: set() for module in ("penstock.core.gate", "penstock.model.frames", "penstock.io.synth")}
+    assert running_up(arrows) == [("penstock.io.log", "penstock.core.gate")]
     assert running_up(graph()) == []
 
 
-def test_the_architecture_draws_the_order_of_packages():
-    assert f"```{LAYERS}```" in (ROOT / "ARCHITECTURE.md").read_text()
-    assert set(LAYERS.split()) == {module.split(".")[1] for module in graph()}
+def test_only_integrations_import_integrations():
+    entering = {(m, t) for m, arrow in graph().items() for t in arrow if within(t, ["penstock.contrib"])}
+    assert [arrow for arrow in sorted(entering) if not within(arrow[0], ["penstock.contrib", "penstock.bench"])] == []
+
+
+def test_the_architecture_draws_the_imports_between_packages():
+    arrows = graph()
+    assert {module.split(".")[1] for module in arrows} == set(ORDER)
+    assert f"```\n{picture(arrows)}\n```" in (ROOT / "ARCHITECTURE.md").read_text(), picture(arrows)
+
+
+def test_the_import_paths_of_before_lead_to_the_same_objects():
+    for old, new in FORMER.items():
+        try:
+            module, target = import_module(old), import_module(new)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("penstock"):
+                raise
+            continue  # a library that is not here
+        names = [name for name in vars(module) if not name.startswith("_")]
+        assert all(getattr(module, name) is getattr(target, name) for name in names), old
 
 
 @pytest.mark.parametrize("name", ["SOURCE", "TARGET", "FORMAT"])

@@ -7,12 +7,12 @@ cd "$(dirname "$0")/../.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 # The virtual path makes the registered file names start with penstock/, so they cannot clash with TensorFlow's.
-"${PYTHON:-python}" -m grpc_tools.protoc -I penstock/config=engine/config --python_out="$out" --pyi_out="$out" \
+"${PYTHON:-python}" -m grpc_tools.protoc -I penstock/config=engine/model/config --python_out="$out" --pyi_out="$out" \
     penstock/config/optimization_parameters.proto \
     penstock/config/tpu_embedding_configuration.proto \
     penstock/config/engine_config.proto
-# protoc leaves Mapping bare, which a strict type checker refuses.
-for stub in "$out"/penstock/config/*_pb2.pyi; do
-    sed 's/_Mapping\]/_Mapping[str, object]]/g' "$stub" > "engine/model/config/$(basename "$stub")"
+# protoc leaves Mapping bare, which a strict type checker refuses, and takes the virtual path for the package.
+for made in "$out"/penstock/config/*_pb2.py*; do
+    sed -e 's/_Mapping\]/_Mapping[str, object]]/g' -e 's/^from penstock.config import/from penstock.model.config import/' \
+        "$made" > "engine/model/config/$(basename "$made")"
 done
-cp "$out"/penstock/config/*_pb2.py engine/model/config/

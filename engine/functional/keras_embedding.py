@@ -1,0 +1,5 @@
+"""An import path that stays, of ``penstock.contrib.functional.keras_embedding``."""
+
+from penstock.contrib.functional.keras_embedding import Embedding, PreparedBatches, TablePart
+
+__all__ = ["Embedding", "PreparedBatches", "TablePart"]

@@ -1,1 +1,0 @@
-"""The optimizer step as Pallas kernels."""

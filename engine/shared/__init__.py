@@ -1,0 +1,1 @@
+"""Import paths below ``penstock.shared`` that stay."""

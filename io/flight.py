@@ -1,0 +1,8 @@
+"""An import path that stays, of ``penstock.serving.flight``."""
+
+from penstock.serving.flight import Client, Delta, TableAt, connect
+from penstock.serving.flight.lookup_client import LookupResult
+from penstock.serving.flight.messages import Ack
+from penstock.serving.flight.producer import Producer
+
+__all__ = ["Ack", "Client", "Delta", "LookupResult", "Producer", "TableAt", "connect"]

@@ -1,0 +1,1 @@
+"""Import paths below ``penstock.io.targets`` that stay."""

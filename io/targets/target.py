@@ -1,0 +1,5 @@
+"""An import path that stays, of ``penstock.serving.followers.target``."""
+
+from penstock.serving.followers.target import FollowedJob, Position, Stored, TableForm, TableRows, Target
+
+__all__ = ["FollowedJob", "Position", "Stored", "TableForm", "TableRows", "Target"]
