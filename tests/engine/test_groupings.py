@@ -265,7 +265,7 @@ def cases(draw):
 
 
 @given(cases(), st.lists(st.integers(0, MOST_FRAMES), max_size=4))
-@evidence.examples(5000, 200)
+@evidence.examples(5000 if evidence.IS_LONG else 500, 200)
 def test_any_grouping_of_frames_gives_the_same_with_every_observer(begun, case, random):
     single, *grouped = groupings(len(case.sizes), random)
     wanted = outcome(case, single, True, begun)
