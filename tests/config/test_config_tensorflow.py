@@ -17,7 +17,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 TENSORFLOW = "import tensorflow as tf"
-PENSTOCK = "import penstock; from penstock.config import engine_config_pb2, tpu_embedding_configuration_pb2 as ours"
+PENSTOCK = (
+    "import penstock; from penstock.model.config import engine_config_pb2, tpu_embedding_configuration_pb2 as ours"
+)
 
 EACH_OTHERS_BYTES = """
 from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2 as theirs

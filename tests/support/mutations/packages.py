@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
         ["gate", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
     ),
     "accumulate": (
-        ["engine/accumulators"],
+        ["engine/contrib/accumulators"],
         ["accumulators", "checkpoint", "accumulators_golden", "accumulators_takers", "masked_arrays"],
     ),
     "reader": (
