@@ -17,6 +17,8 @@ from services import Process, config_of
 from services import frame as service_frame
 
 import penstock as ps
+import penstock.base.forks as forks
+from penstock.base.filesystem import atomic_files
 from penstock.contrib.targets.python_function import PythonFunction
 from penstock.serving.flight import connect
 
@@ -306,3 +308,35 @@ def test_a_child_of_a_function_that_follows_writes_no_state(tmp_path, step):
         if os.getpid() != parent:
             os._exit(code)
     assert STATUSES.pop() == 0
+
+
+def test_a_child_does_not_close_a_file_that_has_got_the_number_of_a_lock(tmp_path):
+    lock = atomic_files.lock(tmp_path / ".lock")
+
+    def work():
+        os.fstat(lock)  # is there
+        with pytest.raises(BlockingIOError, match="process"):
+            atomic_files.lock(tmp_path / ".lock")  # its parent's
+        forks.close(lock)
+        return "closed"
+
+    assert Child(work).answer() == "closed"
+    with pytest.raises(BlockingIOError):
+        atomic_files.lock(tmp_path / ".lock")
+    forks.close(lock)
+    forks.close(atomic_files.lock(tmp_path / ".lock"))
+
+
+def test_a_child_removes_no_unfinished_file_of_its_parent(tmp_path):
+    with atomic_files.publishing(tmp_path / "a") as file:
+        file.write(b"begin")
+
+        def leave():
+            with file.all_or_nothing():
+                raise OSError("in the child")
+
+        assert "in the child" in Child(leave).answer()
+        assert "belongs to process" in Child(file.finish).answer()
+        file.write(b" end")
+    assert (tmp_path / "a").read_bytes() == b"begin end"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

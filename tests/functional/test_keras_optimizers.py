@@ -240,3 +240,17 @@ def test_a_distribution_over_several_devices_is_refused():
         for distribute in (lambda: layer.preprocess(IDS), lambda: Embedding(one_device())):
             with pytest.raises(ps.UsageError, match="DataParallel distributes each batch over several; call keras"):
                 distribute()
+
+
+@pytest.mark.evidence
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving
+def test_a_model_with_a_mixed_policy_is_saved_and_continues(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model, layer = compiled(sgd())
+    expected = trained(model, layer)
+    model.save(tmp_path / "model.keras")
+    loaded_model = keras.saving.load_model(tmp_path / "model.keras")
+    loaded_layer = loaded_model.get_layer("layer")
+    np.testing.assert_array_equal(rows_of(loaded_layer), expected)
+    assert loaded_layer.compute_dtype == "float16"
+    np.testing.assert_array_equal(trained(loaded_model, loaded_layer), trained(model, layer))

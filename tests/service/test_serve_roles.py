@@ -150,3 +150,13 @@ def test_a_bad_line_is_named_without_its_words(content, code, text, tmp_path, re
 
 def test_pages_are_of_readers_and_operators():
     assert [may_read(TOKENS, b"Bearer " + token) for token in (b"p", b"r", b"o", b"x")] == [False, True, True, False]
+
+
+def test_only_an_operator_drains():
+    with service_of(tokens=TOKENS) as service, flight.connect(service.address.uri) as client:
+        for token in (b"p", b"r"):
+            with pytest.raises(flight.FlightUnauthorizedError):
+                act(client, "drain", options_of(token))
+        assert not service.wants_to_end.is_set()
+        act(client, "drain", options_of(b"o"))
+        assert service.wants_to_end.is_set()

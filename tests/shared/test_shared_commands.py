@@ -9,10 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from cli import TWO_TABLES, error_line, frame
 from ipc import write
-from services import Process
+from limits import in_thread
+from services import Process, free_port
 
 import penstock as ps
 from penstock.cli import main
+from penstock.rows.shared.header import HeaderHistory
 from penstock.serving.flight import connect
 from penstock.serving.shared.table_writer import SharedWriter
 
@@ -100,3 +102,20 @@ def test_neither_sharing_nor_reading_loads_jax(job, tmp_path):
         [sys.executable, "-c", NO_JAX, *words], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stderr.splitlines()[-1] == "0 []"
+
+
+def test_a_start_publishes_only_the_epoch_of_its_service(job, tmp_path, monkeypatch):
+    config, _ = job
+    written, write = [], HeaderHistory.write
+    monkeypatch.setattr(HeaderHistory, "write", lambda *words: written.append(words[1:]) or write(*words))
+    for _ in range(2):
+        uri = f"grpc://127.0.0.1:{free_port()}"
+        words = ["serve", config, "--listen", uri, "--checkpoint", tmp_path / "state", "--resume"]
+        words += ["--shared", tmp_path / "shared"]
+        serving = in_thread(lambda words=words: main([*map(str, words)]))
+        with connect(uri) as client:
+            status = client.status()
+            client.drain()
+        assert serving() == 0
+        assert {*written} == {(status["lineage"], status["epoch"])}
+        written.clear()

@@ -11,6 +11,7 @@ from cli import frame
 from ipc import write
 
 import penstock as ps
+from penstock.model.updates import OPTIMIZERS
 
 RATE = 0.1
 DYNAMIC = ps.DynamicLearningRate(0)
@@ -214,3 +215,7 @@ def test_commands_keep_weights_and_take_the_rate(tmp_path, call, command):
         engine.save(tmp_path / "c")
     engine = ps.Engine.restore(tmp_path / "c")
     assert_kept(after_zeros(engine, range(49), 2, learning_rates=[0.1]), weights[:49])
+
+
+def test_the_rules_whose_weight_is_a_function_of_the_slots_say_so():
+    assert [name for name, rule in OPTIMIZERS.items() if rule.derived_slot] == ["ftrl", "online_yogi"]

@@ -416,3 +416,20 @@ def test_errors_of_a_collection_name_the_feature(tables):
         pt.EmbeddingBagCollection(tables=[BagConfig("user", 50, 4, "clicked")], store=store)
     with pytest.raises(TypeError, match="dict has no name, num_embeddings, embedding_dim, feature_names"):
         pt.EmbeddingBagCollection(tables=[vars(CONFIGS[0])], store=store)
+
+
+def test_a_module_in_double_precision_computes_in_it_and_pushes_float32(store, engine):
+    bag = pt.EmbeddingBag(50, 4, store=store).double()
+    assert bag(IDS, OFFSETS).dtype == torch.float64
+    assert bag.to(torch.float32)(IDS, OFFSETS).dtype == torch.float32
+    opt = pt.Step(bag)
+    bag.double()(IDS, OFFSETS).sum().backward()
+    opt.step()
+    assert opt.report.applied == 1
+
+
+def test_a_feature_of_several_tables_is_listed_by_the_error_for_its_bare_name(tables):
+    configs = [BagConfig("user", 50, 4, ["seen"]), BagConfig("item", 20, 4, ["seen"])]
+    bags = pt.EmbeddingBagCollection(tables=configs, store=pt.store(tables))
+    with pytest.raises(KeyError, match="no feature 'seen'; expected one of seen@user, seen@item"):
+        bags({"seen": (torch.tensor([5, 3]), [0, 2])})["seen"]

@@ -1,5 +1,6 @@
 """Tables of a service: the bits of an engine in this process, also over restarts and for ranks that were killed."""
 
+import multiprocessing
 import signal
 import threading
 from itertools import pairwise
@@ -441,3 +442,24 @@ def test_the_token_of_a_store_is_stripped_and_checked():
         with pytest.raises(ps.UsageError, match=r"^token: expected one token, ASCII without spaces") as raised:
             pt.store(service.address.uri, "operator t0ken", patience_s=3600)
     assert "t0ken" not in str(raised.value)
+
+
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_forked_process_cannot_use_the_connections_of_its_parent():
+    def use_store(results):
+        with pytest.raises(ps.StateError) as raised:
+            bag(IDS)
+        store.close()
+        results.put(str(raised.value))
+
+    with service_of(engine_of()) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        bag(IDS)
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        child = context.Process(target=use_store, args=(results,))
+        child.start()
+        child.join(HANG_S)
+        assert "this process is a fork of it; open another one here" in results.get()
+        assert bag(IDS).shape == (2, 4)
