@@ -145,6 +145,7 @@ class Redis(_Store):
         until(self._answers)
 
     def _answers(self):
+        assert self.process.poll() is None, "redis-server has ended: its output says why"
         try:
             return self.client.ping()
         except self.redis.exceptions.AuthenticationError:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli import outcome
 from limits import suspend, until
-from services import client_of, service_of
+from services import client_of, free_port, service_of
 from stores import config_of, frame, open_store, rows_of
 
 import penstock as ps
@@ -97,7 +97,9 @@ def test_a_server_without_transactions_is_refused_before_the_first_write(command
 
 
 def test_a_cluster_is_refused_by_name(tmp_path):
-    options = ("--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf"))
+    # By default the bus of a cluster has the port of the server plus 10,000, which may be above 65,535.
+    bus = ("--cluster-port", str(free_port()))
+    options = ("--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf"), *bus)
     with open_store("redis", tmp_path, *options) as store:
         with pytest.raises(
             UsageError, match="Hash slot not served; this is a Redis Cluster, which is not a target; give"
