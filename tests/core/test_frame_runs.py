@@ -5,11 +5,12 @@ import re
 import tempfile
 from pathlib import Path
 
+import evidence
 import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -121,7 +122,7 @@ CUTS = st.lists(st.integers(0, 60), max_size=6)
         }
     ),
 )
-@settings(deadline=None)
+@evidence.examples(100, 40)
 def test_any_batches_of_a_log_give_what_its_frames_give_one_by_one(sizes, cuts, steps, ids, values, options):
     steps = None if steps is None else steps[: len(sizes)]
     if steps is not None and any(a == b for a, b in itertools.pairwise(steps)):
@@ -289,7 +290,7 @@ def test_a_resumed_run_continues_in_the_middle_of_a_batch(tmp_path, limit):
 
 
 def test_an_interrupt_comes_between_two_frames_and_every_whole_frame_is_committed(tmp_path, monkeypatch):
-    log, calls = log_of([4] * 20_000), []
+    log, calls = log_of([4] * 10_000), []
 
     def check():
         calls.append(None)
@@ -300,7 +301,7 @@ def test_an_interrupt_comes_between_two_frames_and_every_whole_frame_is_committe
     engine = engine_of()
     with pytest.raises(KeyboardInterrupt):
         engine.run(iter([log]), checkpoint=tmp_path)
-    assert 0 < engine.global_step < 20_000  # a signal waits for some frames, not for the batch
+    assert 0 < engine.global_step < 10_000  # a signal waits for some frames, not for the batch
     restored = ps.Engine.restore(tmp_path)
     assert state_of(restored) == state_of(engine)
     assert restored.session.positions.num_frames == engine.global_step

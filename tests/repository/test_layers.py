@@ -1,6 +1,7 @@
 """The packages that ARCHITECTURE.md draws, what each may import, and the import paths that stay."""
 
 import ast
+import functools
 import re
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,17 @@ CYTHON = {".pyx", ".pxd"}
 FORMER_PATHS = {*FORMER, "penstock.shared", "penstock.io.targets"}
 
 
+def once(generator):
+    """The results of a generator as a tuple, kept: every test reads all modules."""
+    return functools.cache(lambda *arguments: tuple(generator(*arguments)))
+
+
+@functools.cache
+def nodes(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@once
 def modules():
     folders = {"engine": "penstock", "bench": "penstock.bench", "io": "penstock.io", "pyx": "penstock.pyx"}
     for folder, package in folders.items():
@@ -30,17 +42,17 @@ def modules():
         yield module + (".pxd" if path.suffix == ".pxd" else ""), path
 
 
+@once
 def imports(path):
     """(module, whether it is loaded at run time) of every import, also under TYPE_CHECKING."""
     if path.suffix in CYTHON:
         yield from ((module, True) for module in cython_imports(path))
         return
-    tree = ast.parse(path.read_text())
     for_types = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for_types.update(id(child) for statement in node.body for child in ast.walk(statement))
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) not in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -61,6 +73,7 @@ def cython_imports(path):
             yield match[1]
 
 
+@functools.cache
 def graph():
     """module → the modules that it imports; a name that is imported stands for its module."""
     names = {module for module, _ in modules()}
@@ -114,7 +127,7 @@ def test_a_library_is_imported_only_where_it_may_be():
 def test_no_module_imports_the_top_level_package():
     for module, path in modules():
         if path.suffix == ".py":
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 assert not (isinstance(node, ast.ImportFrom) and node.module == "penstock"), module
 
 
@@ -189,9 +202,8 @@ NOT_PRIVATE = {"os._exit", "._replace", "actor._actor_id", "command._actions"}
 
 def private_accesses(path):
     """``x._y`` where x is neither self, cls nor super() and this module does not define ``_y``."""
-    tree = ast.parse(path.read_text())
     defined = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -199,7 +211,7 @@ def private_accesses(path):
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
             defined.update({node.attr} if is_own else ())
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr) or node.attr in defined:
             continue
         if ast.unparse(node.value) not in {"self", "cls", "super()"}:
