@@ -35,7 +35,7 @@ def engine_of(dynamic=None, mesh=None, **options):
 @examples(10, 1, phases=[Phase.generate] if IS_EVIDENCE else [Phase.explicit])
 def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
     layout, devices = form
-    table = ps.TableConfig(13, 4, name="user", optimizer=OPTIMIZERS[optimizer])
+    table = ps.TableConfig(26, 4, name="user", optimizer=OPTIMIZERS[optimizer])
     static = stored(ps.EmbeddingConfig.from_tables([table]), ["user"])
     dynamic = stored(config_of(rows=26, optimizer=OPTIMIZERS[optimizer]), ["user"])
     with pytest.MonkeyPatch.context() as patch:
