@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.bench.contestants import OURS
-from penstock.bench.report.readme_table import peers_of
+from penstock.bench.report.summary_table import peers_of
 from penstock.contrib.pages.svg import COLOURS, Bar, bars, lines
 
 Run = dict[str, Any]
