@@ -68,4 +68,4 @@ def shares(title: str, runs: Sequence[Run]) -> str:
                 for name in (OURS, *(n for _, n in peers_of(run)))
             )
             rows.append(Bar(run["case"], share, f"{share:.0f} %", mark=max(peers, default=None)))
-    return bars(rows, "share of the memory's limit, %  (orange mark: the best peer)", title=title)
+    return bars(rows, "share of the memory's limit, %", title=title, legend=(OURS, "the best peer"))

@@ -93,6 +93,7 @@ def test_every_case_with_numbers_is_drawn(result, tmp_path):
     assert texts["w2-2"][0] == f"w2, made up; 2 threads of {result['machine']['cpu']}"
     assert "4×  fbgemm_tbe" in texts["w2-2"]
     assert "40 %" in texts["limit-2"]
+    assert texts["limit-2"][-2:] == ["penstock", "the best peer"]  # the legend of bars and marks
     assert "memory's limit, 2 threads" in texts["growth-rows"]
     assert {root.tag for root in drawn.values()} == {"{http://www.w3.org/2000/svg}svg"}
 
