@@ -1,14 +1,20 @@
-"""The diagrams of README.md and the site: ``python docs/pictures.py`` writes them to docs/pictures/; a test compares.
+"""The pictures of README.md and the site: ``python docs/pictures.py`` writes them to docs/pictures/; a test compares.
 
-A diagram has its own background, dark where the reader's system is, so that it is readable on any page.
+The plots show results of bench/results/; those of ``penstock bench`` are in docs/plots/. A diagram has its own
+background, dark where the reader's system is, so that it is readable on any page.
 """
 
 from __future__ import annotations
 
 import html
+import json
 from pathlib import Path
 
+from penstock.bench.tpu.results_page import read_page
+from penstock.contrib.pages.svg import Bar, bars, standalone
+
 FOLDER = Path(__file__).with_suffix("")
+RESULTS = FOLDER.parents[1] / "bench" / "results"
 STYLE = """
 .card{fill:#f7f9fb}.box{fill:#fff;stroke:#7b8794}.ours{fill:#1b6ca8}.line{stroke:#7b8794;fill:none;stroke-width:1.6}
 .head{fill:#7b8794}.ink{fill:#1f2933}.pale{fill:#5b6773}.white{fill:#fff}text{font:14px sans-serif;text-anchor:middle}
@@ -53,7 +59,7 @@ def gradient() -> str:
     sources, results, middle = (24, 84, 144), (24, 84, 144), 107
     stages = [("validate", "every row"), ("sum", "by id"), ("gate", "N frames"), ("optimizer", "once per row")]
     parts = [box(20, y, 122, *words) for y, words in zip(sources, SOURCES, strict=True)]
-    parts += [box(670, y, 194, *words) for y, words in zip(results, RESULTS, strict=True)]
+    parts += [box(670, y, 194, *words) for y, words in zip(results, OUTPUTS, strict=True)]
     parts += [arrow((142, y + 23), (166, y + 23), (166, middle), (196, middle)) for y in sources]
     parts += [text(81, 207, "as Arrow", "small pale")]
     for number, (name, note) in enumerate(stages):
@@ -69,13 +75,36 @@ def gradient() -> str:
     return picture(884, 216, "Workers send gradients as Arrow; penstock updates the tables", parts)
 
 
+def faults() -> str:
+    """Plot the cases of each kind of injected fault."""
+    results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
+    shown = [Bar(r["name"], r["cases"], f"{r['cases']:,}, {r['failed']} failed") for r in results]
+    return standalone(bars(shown, "cases (log scale)", 10.0, True))
+
+
+def tpu_steps() -> str:
+    """Plot the bytes that a compiled step moves per line, by generation: XLA's program next to our kernel."""
+    shown = []
+    for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
+        xla, ours = (
+            float(row["× floor"])
+            for variant in ("xla", "pallas")
+            for row in read_page(RESULTS / "tpu-matrix.md")
+            if [row[name] for name in ("generation", "optimizer", "dim", "variant")]
+            == [generation, "Adam", "128", variant]
+        )
+        shown.append(Bar(generation, xla, f"{xla:.2f}", mark=ours))
+    label = "bytes moved per line ÷ the least that Adam needs, dim 128, 4,096 lines"
+    return standalone(bars(shown, label, legend=("XLA's program", "our kernel")))
+
+
 SOURCES = [("workers", "over Flight"), ("topics", "Kafka, NATS"), ("files, queries", "polars, Delta")]
-RESULTS = [
+OUTPUTS = [
     ("tables", "on TPU, GPU or CPU"),
     ("checkpoints, deltas", "stores, Parquet"),
     ("report", "and a hash of the state"),
 ]
-PICTURES = {"gradient": gradient}
+PICTURES = {"gradient": gradient, "faults": faults, "tpu_steps": tpu_steps}
 
 
 if __name__ == "__main__":
