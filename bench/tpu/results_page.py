@@ -15,7 +15,11 @@ HEAD = """# The compile matrix of TPU steps
 Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {count} programs. Unless
 a row says otherwise, a program has {rows:,} rows over all chips and {lines:,} lines per chip. "4 hosts" is a
 v5e:4x4 topology.
-[docs/tpu.md](../../docs/tpu.md) explains the columns.
+
+- × floor: the bytes as a multiple of weights and slots of a line, read and written once, its gradient and its number
+- × row floor: the same, if a step touches one row of each line
+- bundles per line: instructions that the kernel issues for a line of a full block, where they were counted
+- temporary: further memory of the program, besides its arguments
 
 """
 COLUMNS = "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
