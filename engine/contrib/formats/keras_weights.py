@@ -6,22 +6,20 @@ The file does not say which variables the optimizer's slots belong to: ``--map o
 
 from __future__ import annotations
 
-import json
 import zipfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.base.errors import InputError
 from penstock.contrib.formats.numpy_files import rows_of
 from penstock.io.registry import Library
 from penstock.io.table_formats.table_format import (
     Contents,
     TableFormat,
     Tensor,
-    check_shards,
     first_bytes,
+    indexed_shards,
     library_errors,
     zip_names,
 )
@@ -36,7 +34,7 @@ _WEIGHTS = "model.weights.h5"  # in a model file
 def _contents(path: Path, stack: ExitStack) -> Contents:
     library = _LIBRARY.load(_TITLE)
     contents = Contents({}, {})
-    for place in _shards(path) if path.suffix == ".json" else [path]:
+    for place in indexed_shards(path, "Keras's weights") if path.suffix == ".json" else [path]:
         if first_bytes(place, 4) != b"PK\x03\x04":
             with library_errors(place, _TITLE):
                 file = stack.enter_context(library.File(place, "r"))
@@ -49,16 +47,6 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             file = stack.enter_context(library.File(inside, "r"))
         _add(contents, library, file, place)
     return contents
-
-
-def _shards(index: Path) -> list[Path]:
-    """Return the files that the index of sharded weights names."""
-    try:
-        values = json.loads(index.read_bytes())["weight_map"].values()
-        names = [name for value in values for name in ([value] if isinstance(value, str) else value)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"no index of Keras's weights: {error}", source=str(index)) from error
-    return check_shards(index.parent, map(str, names), index)
 
 
 def _add(contents: Contents, library: Any, file: Any, place: Path) -> None:
