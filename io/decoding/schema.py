@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -26,6 +27,9 @@ from penstock.io.decoding.role_types import (
 from penstock.io.decoding.string_ids import hashing_hint, holds_text
 from penstock.io.sources.batch import arrow_errors
 from penstock.model.frames import ROLES
+
+if TYPE_CHECKING:
+    from penstock.io.decoding.read_options import ReadOptions
 
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"
@@ -63,60 +67,36 @@ def check_columns(columns: Mapping[str, str]) -> None:
             raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")
 
 
-def resolve(
-    schema: pa.Schema,
-    source: str,
-    columns: Mapping[str, str] | None = None,
-    gradient_dtype: str | None = None,
-    needs_time: bool = False,
-    ids_only: bool = False,
-    hash_ids: bool = False,
-) -> Roles:
-    """Find the roles in a schema and check their types.
+def resolve(schema: pa.Schema, source: str, options: ReadOptions) -> Roles:
+    """Find the roles in a schema and check their types. The gradient's column must exist even if it is not read.
 
-    columns : role → name, for streams that use other names
-    gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
-    needs_time : the column ``time`` must exist; else it is ignored
-    ids_only : the gradient's column must exist, but is not read
-    hash_ids : ids may be strings
     Raises InputError naming the columns, what was expected and a guess.
     """
+    columns, gradient_dtype = options.columns, options.gradient_dtype
     with arrow_errors("corrupt Arrow schema", source):
-        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time, ids_only, hash_ids)
-
-
-def _resolve(
-    schema: pa.Schema,
-    source: str,
-    columns: Mapping[str, str],
-    gradient_dtype: str | None,
-    needs_time: bool,
-    ids_only: bool,
-    hash_ids: bool,
-) -> Roles:
-    roles = [role for role in ROLES if role != "time" or needs_time]
-    fields = {role: field_of(schema, source, role, columns.get(role)) for role in roles}
-    missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
-    if missing:
-        raise missing_roles(schema, source, missing, columns)
-    gradient = fields["gradient"]
-    assert gradient is not None
-    bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
-    if gradient_dtype == "bfloat16" and is_float_list(storage_type(gradient.type)):
-        problem = f"declared as bfloat16, which Arrow holds as uint16, but it is {gradient.type}: do not declare it"
-        raise InputError(problem, source=source, column=gradient.name)
-    hashed = fields["id"] is not None and hash_ids and holds_text(fields["id"].type)
-    check_types({**fields, "id": None} if hashed else fields, source, bfloat16)
-    if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
-        problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
-        raise InputError(problem, source=source, column=gradient.name)
-    default = (schema.metadata or {}).get(TABLE_KEY)
-    return Roles(
-        **fields,
-        default_table=None if default is None else default.decode("utf-8", "replace"),
-        bfloat16=bfloat16,
-        ids_only=ids_only,
-    )
+        roles = [role for role in ROLES if role != "time" or options.needs_time]
+        fields = {role: field_of(schema, source, role, columns.get(role)) for role in roles}
+        missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
+        if missing:
+            raise missing_roles(schema, source, missing, columns)
+        gradient = fields["gradient"]
+        assert gradient is not None
+        bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
+        if gradient_dtype == "bfloat16" and is_float_list(storage_type(gradient.type)):
+            problem = f"declared as bfloat16, which Arrow holds as uint16, but it is {gradient.type}: do not declare it"
+            raise InputError(problem, source=source, column=gradient.name)
+        hashed = fields["id"] is not None and options.hash_ids and holds_text(fields["id"].type)
+        check_types({**fields, "id": None} if hashed else fields, source, bfloat16)
+        if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
+            problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
+            raise InputError(problem, source=source, column=gradient.name)
+        default = (schema.metadata or {}).get(TABLE_KEY)
+        return Roles(
+            **fields,
+            default_table=None if default is None else default.decode("utf-8", "replace"),
+            bfloat16=bfloat16,
+            ids_only=options.ids_only,
+        )
 
 
 def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:

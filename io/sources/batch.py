@@ -89,7 +89,6 @@ class Part:
     """One schema and its batches. Requesting the next part of the source closes the files of this one.
 
     has_boundaries : whether record batches delimit frames (else frames need columns or a number of rows)
-    had_boundaries : whether runs that began before 2026-11-23 took them so; a resumed one continues in that way
     ends_are_marked : whether metadata marks the batches that end a frame, so that other batches end none
     batches : given the columns in use, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
@@ -110,7 +109,6 @@ class Part:
     verified: bool = False
     has_checksums: bool = False
     ends_are_marked: bool = False
-    had_boundaries: bool = False
 
     def __post_init__(self) -> None:
         try:

@@ -75,7 +75,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
     def fraction() -> float:
         return num_done / num_batches if num_batches else 1.0
 
-    part = Part(name, schema, False, batches, "Arrow IPC file", fraction, had_boundaries=True)
+    part = Part(name, schema, False, batches, "Arrow IPC file", fraction)
     return part
 
 
