@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import PenstockError
 from penstock.io.error_tables import (
     CERTIFICATE,
     HANDSHAKE,
@@ -20,7 +20,7 @@ from penstock.io.error_tables import (
 )
 from penstock.io.partitions.broker_partition import Message, Partition, RetainedRange
 from penstock.io.partitions.partition_source import TopicKind
-from penstock.io.registry import Library
+from penstock.io.registry import Library, match_uri
 
 if TYPE_CHECKING:
     import asyncio
@@ -104,15 +104,7 @@ class NatsStream(Partition):
     kind = "stream"
 
     def __init__(self, uri: str) -> None:
-        match = _URI.fullmatch(uri)
-        if match is None:
-            if not re.search("[@#?]", uri):
-                raise UsageError(f"{uri}: expected {SOURCE.form}")
-            raise UsageError(
-                f"{uri.partition(':')[0]}://…: expected {SOURCE.form}; write the characters # / ? @ of a user or a "
-                "password as %23 %2F %3F %40"
-            )
-        scheme, server, self._stream = match.groups()
+        scheme, server, self._stream = match_uri(_URI, uri, SOURCE.form, "#/?@", "a user or a password").groups()
         super().__init__(f"nats/{self._stream}", f"{scheme}://{server.rpartition('@')[2]}/{self._stream}")
         self._nats = SOURCE.load()
         self._server = f"{scheme}://{server}"

@@ -30,13 +30,10 @@ class TableKind(SourceKind):
     grows = True
 
     def open(self, uri: str, patience_s: float) -> list[VersionedSource]:
-        patience = Patience(patience_s, starts_over=False)
-        while True:
-            try:
-                versions = self.versions(uri)
-                break
-            except OSError as error:  # pyarrow asks the store for the region of a bucket
-                patience.wait(InputError(f"the table cannot be read: {error}", source=uri))
+        versions = Patience(patience_s, starts_over=False).call(
+            lambda: self.versions(uri),  # pyarrow asks the store for the region of a bucket
+            lambda error: InputError(f"the table cannot be read: {error}", source=uri),
+        )
         return [VersionedSource(versions, patience_s)]
 
 
@@ -86,12 +83,7 @@ class VersionedSource(SeekableSource):
 
     def _call(self, call: Callable[[], T]) -> T:
         """Call, again until patience is over if the table's server is gone."""
-        patience = Patience(self._patience_s, starts_over=False)
-        while True:
-            try:
-                return call()
-            except OSError as error:
-                patience.wait(self._versions.unreadable(error))
+        return Patience(self._patience_s, starts_over=False).call(call, self._versions.unreadable)
 
     def _placed(self, open_file: Callable[[], Part], version: int, file: int, skipped: int, is_last: bool) -> Part:
         """Return a file without its first rows, whose batches have positions. is_last : it ends the version"""
