@@ -96,7 +96,6 @@ class RowBatch:
 
     tables : names; codes say which row is of which, -1 for a null. One name and codes None: all rows.
     ids : raw_ids as int64; one that does not fit is negative
-    known_runs : of the codes, where they are known to be few
     examples : of an example stream, whose batches have a RowBatch for each table
     """
 
@@ -107,7 +106,6 @@ class RowBatch:
     ids: Int64
     ids_null: Bool | None
     gradients: Lists | SampleGradients
-    known_runs: Runs | None = None
     examples: Examples | None = None
 
     def span(self, start: int, stop: int) -> slice:
@@ -171,8 +169,6 @@ class RowBatch:
     @cached_property
     def runs(self) -> Runs | None:
         """Return the runs of rows of one table, (start, stop, code), if they are few; else None."""
-        if self.known_runs is not None:
-            return self.known_runs
         assert self.codes is not None
         cuts = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
         if len(cuts) > self.num_rows // ROWS_OF_A_RUN:
