@@ -154,7 +154,7 @@ class NatsStream(Partition):
                 raise OSError(f"{cause.description or cause}; it was there before") from error
             raise ERRORS.converted(cause, self.description, OSError) from error
 
-    async def _opened(self) -> Any:
+    async def _connect(self) -> Any:
         if self._connection is None or self._connection.is_closed:
             failed: list[Exception] = []
 
@@ -188,7 +188,7 @@ class NatsStream(Partition):
         return f"created {(await self._info()).created.isoformat()}"
 
     async def _info(self) -> Any:
-        stream = await self._opened()
+        stream = await self._connect()
         try:
             return await stream.stream_info(self._stream)
         except self._nats.js.errors.ServiceUnavailableError as error:
@@ -201,7 +201,7 @@ class NatsStream(Partition):
         return RetainedRange(max(state.first_seq, 1), state.last_seq)
 
     async def _fetch(self, timeout_s: float) -> list[Message]:
-        stream = await self._opened()
+        stream = await self._connect()
         api = self._nats.js.api
         if self._consumer is None:
             self._consumer = await stream.pull_subscribe(

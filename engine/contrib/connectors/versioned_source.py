@@ -93,20 +93,16 @@ class VersionedSource(SeekableSource):
         def after(first_row: int) -> Callable[[int], Position]:
             return lambda stop: (version, file, first_row + stop)
 
-        def rest(inner_batches: Batches, done: int) -> Batches:
-            for batch in inner_batches:
-                start = min(max(done - batch.first_row, 0), batch.data.num_rows)
-                first_row = batch.first_row + start
-                yield Batch(batch.source, batch.data.slice(start), None, first_row, after=after(first_row))
-
         def batches(columns: list[str]) -> Batches:
             read, done, patience = inner, skipped, Patience(self._patience_s, starts_over=False)
             while True:
                 try:
                     with closing(read(columns)) as inner_batches:
-                        for batch in rest(inner_batches, done):
-                            yield batch
-                            done = batch.first_row + batch.data.num_rows
+                        for batch in inner_batches:
+                            start = min(max(done - batch.first_row, 0), batch.data.num_rows)
+                            first_row, data = batch.first_row + start, batch.data.slice(start)
+                            yield Batch(batch.source, data, None, first_row, after=after(first_row))
+                            done = first_row + data.num_rows
                             patience.good()
                     break
                 except InputError as error:
