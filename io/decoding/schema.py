@@ -8,32 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.base.errors import InputError, UsageError
+from penstock.base.errors import InputError
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.role_types import (
+    FLOATS,
     WANTED,
     fits,
     is_float_list,
     is_list,
     nearest,
     storage_type,
-    suggestion,
     type_hint,
 )
 from penstock.io.decoding.string_ids import hashing_hint, holds_text
 from penstock.io.sources.batch import arrow_errors
 from penstock.model.frames import ROLES
 
-if TYPE_CHECKING:
-    from penstock.io.decoding.read_options import ReadOptions
-
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"
-FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 
 
 @dataclass(frozen=True)
@@ -56,15 +52,6 @@ class Roles:
         """Return the names of the columns that are used, each once: a column may play two roles."""
         fields = [getattr(self, role) for role in ROLES if not (self.ids_only and role == "gradient")]
         return list(dict.fromkeys(f.name for f in fields if f is not None))
-
-
-def check_columns(columns: Mapping[str, str]) -> None:
-    """Check that ``columns=`` names only roles. Raises UsageError."""
-    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
-        raise UsageError(f"columns: expected a mapping role → name, got {columns!r:.100}")
-    for role in columns:
-        if role not in ROLES:
-            raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")
 
 
 def resolve(schema: pa.Schema, source: str, options: ReadOptions) -> Roles:
