@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,13 @@ def one_frame(
     source is then ``apply('table')``.
     """
     check_gradients(gradients)
-    checked = partial(_checked_frame, gradients, sizes, local_step, contributor, time)
+
+    def checked() -> Frame:
+        rows = {table: _checked(table, ids, values, sizes) for table, (ids, values) in gradients.items()}
+        rows = {table: blocks for table, blocks in rows.items() if blocks}
+        num_rows = sum(len(block.ids) for blocks in rows.values() for block in blocks)
+        return Frame(rows, num_rows, local_step, contributor, source="apply()", time=time)
+
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():
@@ -59,19 +64,6 @@ def one_frame(
             rows[table] = (block,)
             num_rows += len(ids)
     return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=checked, time=time)
-
-
-def _checked_frame(
-    gradients: Mapping[str, tuple[Any, Any]],
-    sizes: Mapping[str, tuple[int, int]],
-    local_step: int | None,
-    contributor: int | str | None,
-    time: int | None,
-) -> Frame:
-    rows = {table: _checked(table, ids, values, sizes) for table, (ids, values) in gradients.items()}
-    rows = {table: blocks for table, blocks in rows.items() if blocks}
-    num_rows = sum(len(block.ids) for blocks in rows.values() for block in blocks)
-    return Frame(rows, num_rows, local_step, contributor, source="apply()", time=time)
 
 
 def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:

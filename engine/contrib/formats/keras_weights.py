@@ -35,16 +35,14 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     library = _LIBRARY.load(_TITLE)
     contents = Contents({}, {})
     for place in indexed_shards(path, "Keras's weights") if path.suffix == ".json" else [path]:
-        if first_bytes(place, 4) != b"PK\x03\x04":
-            with library_errors(place, _TITLE):
-                file = stack.enter_context(library.File(place, "r"))
-            _add(contents, library, file, place)
-            continue
-        with library_errors(place, _KERAS):
-            archive = stack.enter_context(zipfile.ZipFile(place))
-            (name, *_) = [name for name in archive.namelist() if name.endswith(_WEIGHTS)]
-            inside = stack.enter_context(archive.open(name))
-            file = stack.enter_context(library.File(inside, "r"))
+        is_model = first_bytes(place, 4) == b"PK\x03\x04"
+        opened: Any = place
+        with library_errors(place, _KERAS if is_model else _TITLE):
+            if is_model:
+                archive = stack.enter_context(zipfile.ZipFile(place))
+                (name, *_) = [name for name in archive.namelist() if name.endswith(_WEIGHTS)]
+                opened = stack.enter_context(archive.open(name))
+            file = stack.enter_context(library.File(opened, "r"))
         _add(contents, library, file, place)
     return contents
 
