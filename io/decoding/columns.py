@@ -69,12 +69,6 @@ class Lists:
         values, row_index, _ = self.look(rows, dim)
         return values if row_index is None else values[row_index]
 
-    def all_of(self, dim: int, start: int, stop: int) -> bool:
-        """Return whether the rows from start to stop have that length."""
-        if self.offsets is None:
-            return self.width == dim or start >= stop
-        return bool((np.diff(self.offsets[start : stop + 1]) == dim).all())
-
     def of_row(self, row: int) -> Float32:
         length = self.length(row)
         start = row * length if self.offsets is None else int(self.offsets[row])
