@@ -221,7 +221,7 @@ class CheckpointSession(StepObserver):
         run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
-            with files.opened(quarantine, open_deltas, resume, has_committed):
+            with files.open(quarantine, open_deltas, resume, has_committed):
                 if stores:
                     self.files = files
                 with self._core.gate.still():

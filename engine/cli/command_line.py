@@ -205,7 +205,7 @@ def pairs_of(args: argparse.Namespace, option: str) -> dict[Any, Any]:
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     """Return ``--column ROLE=NAME`` as a mapping. Raise UsageError for an invalid one, or two of one role."""
-    from penstock.io.decoding.schema import check_columns
+    from penstock.io.decoding.role_types import check_columns
 
     columns = pairs_of(args, "columns")
     check_columns(columns)

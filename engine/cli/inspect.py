@@ -26,6 +26,7 @@ from penstock.cli.command_line import Parser, add_flag, columns_of
 from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.watching import pages
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import Roles, resolve
@@ -272,7 +273,7 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
     for f in part.schema:
         out.say(f"  {f.name}: {f.type}{'' if f.nullable else ' not null'}")
     try:
-        roles = resolve(part.schema, part.name, columns)
+        roles = resolve(part.schema, part.name, ReadOptions({}, columns=columns or {}))
     except InputError as error:
         if columns:
             raise
