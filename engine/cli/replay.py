@@ -18,7 +18,6 @@ from penstock.cli.command_line import (
     add_sources,
     keywords_of,
     make_devices,
-    pairs_of,
 )
 from penstock.cli.output import Output, ProgressLine, place_text, writing
 from penstock.cli.replay_flags import Checked, check_no_passes
@@ -91,5 +90,5 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
         TableChanges(**changes).check_commit(place_text(args.checkpoint))
     engine = Engine(config, mesh, seed=args.seed, threads=args.threads, shared=folder, **gate)
     if args.init is not None:
-        engine.read_tables(args.init, args.new_tables, learning_rates=pairs_of(args, "learning_rates"))
+        engine.read_tables(args.init, args.new_tables, learning_rates=args.learning_rates)
     return engine

@@ -21,7 +21,7 @@ from penstock.base.filesystem.descriptors import raise_limit
 from penstock.base.flag_values import local_path, whole
 from penstock.base.validation import is_loopback
 from penstock.checkpoint.store import Folder
-from penstock.cli.command_line import Parser, add_flags, keywords_of, pairs_of
+from penstock.cli.command_line import Parser, add_flags, keywords_of
 from penstock.cli.output import (
     Output,
     cache_texts,
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_library(args)
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
-    rates = LearningRates(config.num_tags, pairs_of(args, "learning_rates"), config.schedules)
+    rates = LearningRates(config.num_tags, args.learning_rates, config.schedules)
     keywords = keywords_of(args, "serve", ReadingOptions, OneReaderOptions) | {"on_bad_row": args.on_bad_row}
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     if rates.missing:

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, report the findings, and return the exit code."""
-    rates, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
         rates_text = several(config.num_tags, "dynamic learning rate")
@@ -73,7 +73,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
         keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {"on_bad_row": "drop", "merge": None}
-        missing = LearningRates(config.num_tags, rates, config.schedules).missing
+        missing = LearningRates(config.num_tags, args.learning_rates, config.schedules).missing
         options = ReadOptions.of_config(config, keywords, rates_needed=missing)
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:

@@ -58,7 +58,7 @@ class BlamedFrame:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     check_not_read(args.sources, [] if args.out is None else [args.out])
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
