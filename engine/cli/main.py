@@ -118,6 +118,7 @@ def answer(argv: list[str], at_once: threading.Event) -> int:
 
     at_once : set to request an exit that waits for no thread: gRPC would wait forever for callers that stay connected
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     as_json = "--json" in argv
     with contextlib.ExitStack() as ending:
         ending.callback(drop_dead_streams)

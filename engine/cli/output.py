@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,9 +215,12 @@ class ProgressLine:
 
     A terminal that cannot redraw a line (TERM=dumb) gets a new line every few seconds. There are no colours, so
     NO_COLOR needs no support.
+
+    also : called with each progress, whatever stderr is
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[], object] = lambda: None) -> None:
+        self._also = also
         self._on = sys.stderr.isatty()
         self._plain = os.environ.get("TERM") == "dumb"
         self._started = time.monotonic()
@@ -225,6 +228,7 @@ class ProgressLine:
         self._width = 0
 
     def __call__(self, counters: Counters, gate: GateProgress, share: float | None) -> None:
+        self._also()
         now = time.monotonic()
         if not self._on or now - self._drawn < 1 / (_LINES_PER_S if self._plain else _REDRAWS_PER_S):
             return

@@ -45,11 +45,11 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if engine.is_shared:
         engine.publish()
     watched = watching(args, engine)
-    progress = ProgressLine()  # created here because its clock starts now
+    progress = ProgressLine(watched.tick)  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
         with watched, writing(place) if place else nullcontext():
-            report = engine.run(args.sources, progress=watched.then_tick(progress), **keywords)
+            report = engine.run(args.sources, progress=progress, **keywords)
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
         kept = "nothing was written"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import signal
 import ssl
 import sys
@@ -71,8 +70,6 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(options_of("serve", WatchingOptions))
 REPLICA_FLAGS += ("max_message", *(field for field, *_ in LIMITS.values()))
-# The signal that reloads tokens and certificates; None: this system has none.
-HANGUP = getattr(signal, "SIGHUP", None)
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -143,9 +140,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
-    if HANGUP is not None:
-        interrupts.reserve(HANGUP)
+    interrupts.reserve(signal.SIGHUP)  # which reloads tokens and certificates
     raise_limit()
     wait_for_descriptors()
     if args.replica is not None:
@@ -299,7 +294,7 @@ def _wait(
     try:
         while not service.wants_to_end.wait(TICK_S):
             interrupts.check()
-            if HANGUP is not None and interrupts.requested(HANGUP):
+            if interrupts.requested(signal.SIGHUP):
                 access.reload(service, out)
             watched.tick()
     except KeyboardInterrupt:

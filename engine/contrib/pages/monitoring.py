@@ -19,13 +19,12 @@ from penstock.cli.watching import page_addresses
 from penstock.contrib.pages.svg import SCHEME
 from penstock.core.sampling import thinned
 from penstock.model.config.id_ranges import id_text
-from penstock.model.stats import Counters, GateProgress, Report
+from penstock.model.stats import Report
 
 if TYPE_CHECKING:
     from penstock.contrib.pages.http_server import PageAccess, Server
     from penstock.contrib.pages.metrics import StepCollector
     from penstock.contrib.ray import Job
-    from penstock.model.options import Progress
     from penstock.serving.service.replica import ReplicaService
 
 LINE_EVERY_S = 1.0
@@ -88,15 +87,6 @@ class Watching:
             server.close()
         if self._path is not None:
             self._write()
-
-    def then_tick(self, progress: Progress) -> Progress:
-        """Return a progress callback that calls ``progress`` and then ``tick``."""
-
-        def both(counters: Counters, gate: GateProgress, share: float | None) -> None:
-            progress(counters, gate, share)
-            self.tick()
-
-        return both
 
     def tick(self) -> None:
         """Write a line of metrics if the last one is at least LINE_EVERY_S seconds old."""
