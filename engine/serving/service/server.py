@@ -135,7 +135,7 @@ class Service:
     def _counts(self) -> dict[str, int]:
         """Return the counts of producers and callers."""
         return {
-            "producers": self.sequencer.streams.num_producers,
+            "producers": len(self.sequencer.streams.producers),
             "streams": self.sequencer.streams.num_open,
             "queued_rows": self.producers.budget.num_rows,
             "queued_bytes": self.producers.budget.num_bytes,

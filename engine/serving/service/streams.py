@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,17 +110,13 @@ class Streams:
         return len(self._open)
 
     @property
-    def producers(self) -> Iterable[str]:
-        """Return the names of all producers whose frames were counted."""
+    def producers(self) -> Mapping[str, int]:
+        """Return the positions of all producers whose frames were counted, by name."""
         return self._positions.producers
-
-    @property
-    def num_producers(self) -> int:
-        return len(self._positions.producers)
 
     def position(self, contributor: str) -> int:
         """Return the number of a producer's frames that were applied."""
-        return self._positions.producers.get(contributor, 0)
+        return self.producers.get(contributor, 0)
 
     def durable_position(self, contributor: str) -> int:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
@@ -250,7 +246,7 @@ class Streams:
 
     def _check_room(self, name: str) -> None:
         """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
-        if name not in self._positions.producers and self.num_producers >= self._most:
+        if name not in self.producers and len(self.producers) >= self._most:
             raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
 
     def _now(self) -> ServicePosition:
