@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import UsageError, listed
@@ -169,13 +170,9 @@ def _say(out: Output, args: argparse.Namespace, blamed: list[BlamedFrame], frame
 
 
 def _write(path: Path, blamed: Iterable[BlamedFrame]) -> None:
-    import pyarrow as pa
-
     fields = {"source": pa.utf8(), "frame": pa.int64(), "contributor": pa.utf8(), "step": pa.int64()}
     fields |= {"opening": pa.int64(), "stale": pa.bool_(), "rows": pa.int64(), "norm": pa.float64()}
-    plain = [asdict(frame) | {"contributor": _text(frame.contributor)} for frame in blamed]
-    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
-
-
-def _text(contributor: Contributor) -> str | None:
-    return None if contributor is None else str(contributor)
+    names = [None if frame.contributor is None else str(frame.contributor) for frame in blamed]
+    write_arrow(
+        path, [asdict(frame) | {"contributor": name} for frame, name in zip(blamed, names, strict=True)], fields
+    )

@@ -20,7 +20,7 @@ from penstock.contrib.pages.svg import MAX_LEGEND, SCHEME, Bar, Points, bars, li
 from penstock.core.sampling import Hot, Moment, hot_ids, tables_of, thinned
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import id_text
-from penstock.model.stats import Report, TableReport
+from penstock.model.stats import Report
 
 # On a narrow screen plots scroll in their sections: smaller ones could not be read.
 STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:72rem;
@@ -140,38 +140,34 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 def _tables(report: Report, updated: Mapping[str, int]) -> str:
     """Return one row per table; if there are more than MOST_LISTED, those with the most rows and the number omitted."""
-    names = list(report.tables)
-    more = len(names) - MOST_LISTED
-    if more > 0:
-        names = sorted(names, key=lambda name: -report.tables[name].rows)[:MOST_LISTED]
-    rows = [
-        (name, count(rows), _ids(report.tables[name]), count(updated.get(name, 0)), _ratio(rows, updated.get(name, 0)))
-        for name, rows in ((name, report.tables[name].rows) for name in names)
-    ]
-    head = ("table", "rows", "distinct ids", "updates", "reuse")
-    return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
-
-
-def _ids(table: TableReport) -> str:
-    return "–" if table.distinct is None else count(table.distinct)
+    tables = list(report.tables.items())
+    if len(tables) > MOST_LISTED:
+        tables.sort(key=lambda item: -item[1].rows)
+    rows = []
+    for name, report_of_table in tables:
+        num_rows, updates = report_of_table.rows, updated.get(name, 0)
+        distinct = "–" if report_of_table.distinct is None else count(report_of_table.distinct)
+        reuse = f"{num_rows / updates:.2f}" if updates else "–"
+        rows.append((name, count(num_rows), distinct, count(updates), reuse))
+    return _first_rows(("table", "rows", "distinct ids", "updates", "reuse"), rows)
 
 
 def _keys(report: Report) -> str:
     """Return a row for each dynamic table, up to MOST_LISTED with the most keys; "" if there is none."""
     tables = [(name, table.keys) for name, table in report.tables.items() if table.keys]
     tables.sort(key=lambda item: -item[1].keys)
-    rows = [
-        (
-            name,
-            *(count(getattr(keys, number)) for number in KEY_COLUMNS),
-            f"{keys.load:.0%}",
-            size_text(keys.directory_bytes),
-        )
-        for name, keys in tables[:MOST_LISTED]
-    ]
-    more = [(f"… {count(len(tables) - MOST_LISTED)} more",)] if len(tables) > MOST_LISTED else []
+    rows = []
+    for name, keys in tables:
+        numbers = [count(getattr(keys, column)) for column in KEY_COLUMNS]
+        rows.append((name, *numbers, f"{keys.load:.0%}", size_text(keys.directory_bytes)))
     headings = [KEY_HEADINGS.get(name, name) for name in KEY_COLUMNS]
-    return table(("table", *headings, "full", "directory"), [*rows, *more]) if rows else ""
+    return _first_rows(("table", *headings, "full", "directory"), rows) if rows else ""
+
+
+def _first_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of the first MOST_LISTED rows, and of the number of those omitted."""
+    more = [(f"… {count(len(rows) - MOST_LISTED)} more",)] if len(rows) > MOST_LISTED else []
+    return table(head, [*rows[:MOST_LISTED], *more])
 
 
 def flow_of(moments: Sequence[Moment]) -> Points:
@@ -213,10 +209,6 @@ def sampled_ranks(hot: Hot) -> dict[str, Points]:
 def _largest(curves: Mapping[str, Points], report: Report) -> dict[str, Points]:
     names = sorted(curves, key=lambda name: -report.tables[name].rows)[:MAX_LEGEND]
     return {name: curves[name] for name in names}
-
-
-def _ratio(rows: int, updates: int) -> str:
-    return f"{rows / updates:.2f}" if updates else "–"
 
 
 # ---- frequencies of ids, also for the page of inspect

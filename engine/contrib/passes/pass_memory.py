@@ -13,6 +13,7 @@ from penstock.base.control_groups import groups_of, lines_of
 from penstock.base.errors import CapacityError
 from penstock.base.flag_values import MOST_PASSES
 from penstock.checkpoint.incremental import ring_bytes
+from penstock.cli.output import nearest
 from penstock.model.config.specs import TableSpec
 from penstock.rows.key_directory import bytes_of_directories
 
@@ -35,9 +36,7 @@ def _row_bytes(spec: TableSpec) -> int:
 def check_disk(folder: Path, specs: Iterable[TableSpec]) -> None:
     """Raise CapacityError if the disk of a folder, which need not exist, lacks room for the rows of all passes."""
     needed = rows_bytes(specs)
-    free = shutil.disk_usage(
-        next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.is_dir())
-    ).free
+    free = shutil.disk_usage(nearest(folder)).free
     if needed > free:
         raise CapacityError(
             f"{folder}: the rows of all passes need {needed / 1e6:,.0f} MB of disk, and {free / 1e6:,.0f} MB are free; "
