@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -18,11 +17,11 @@ from penstock.cli.replay_report import say_report
 from penstock.io.log import LogWriter
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tables import TableConfig
+from penstock.model.frames import Float32, Int64
 from penstock.model.updates import SGD, Adagrad
 
 EXAMPLE = "penstock demo"
-Float32 = npt.NDArray[np.float32]
-Rows = dict[str, tuple[npt.NDArray[np.int64], Float32]]  # table → (ids, gradients)
+Rows = dict[str, tuple[Int64, Float32]]  # table → (ids, gradients)
 
 WORKERS, STEPS, ROWS = 3, 20, 64
 USERS, ITEMS, DIM = 1000, 200, 4
@@ -112,7 +111,7 @@ def write_log(path: Path) -> list[tuple[int, Rows]]:
     return frames
 
 
-def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64], Float32]:
+def some_rows(rng: np.random.Generator, size: int) -> tuple[Int64, Float32]:
     """Return ids of shape [ROWS], skewed so that they repeat, and gradients of shape [ROWS, DIM]."""
     ids = np.minimum(rng.zipf(1.3, ROWS) - 1, size - 1)
     return ids, rng.standard_normal((ROWS, DIM), np.float32)

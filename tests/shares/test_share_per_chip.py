@@ -104,9 +104,9 @@ def test_an_owner_whose_jax_has_no_such_accelerator_says_so(monkeypatch):
     """Without JAX_PLATFORMS, jax on a CPU is a mistake."""
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     owner = Owner(config_of(), (1, 2), {"seed": 0}, {}, None, None, "gpu")
-    error = owner.begin(None, None, None)
-    assert isinstance(error, ps.ConfigError)
-    assert re.match(r"share 1: expected one GPU, and jax has 1 devices of platform cpu there; install jax", str(error))
+    wanted = "share 1: expected one GPU, and jax has 1 devices of platform cpu there; install jax"
+    with pytest.raises(ps.ConfigError, match=f"^{wanted}"):
+        owner.begin(None, None, None)
 
 
 def test_an_owner_whose_jax_cannot_use_its_accelerator_says_so(monkeypatch):
@@ -115,9 +115,9 @@ def test_an_owner_whose_jax_cannot_use_its_accelerator_says_so(monkeypatch):
 
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(jax, "local_devices", local_devices)
-    error = Owner(config_of(), (0, 2), {"seed": 0}, {}, None, None, "tpu").begin(None, None, None)
-    assert isinstance(error, ps.ConfigError)
-    assert str(error).endswith("expected one TPU: jax finds no device: Unable to initialize backend 'tpu': no chip")
+    wanted = "expected one TPU: jax finds no device: Unable to initialize backend 'tpu': no chip"
+    with pytest.raises(ps.ConfigError, match=f"{wanted}$"):
+        Owner(config_of(), (0, 2), {"seed": 0}, {}, None, None, "tpu").begin(None, None, None)
 
 
 def test_processes_without_ray_each_see_one_chip_and_together_have_all_rows(tmp_path):

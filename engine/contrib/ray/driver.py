@@ -88,7 +88,9 @@ class Driver:
         self.error: BaseException | None = None
         self._attempt = secrets.token_hex(4)
         address, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
-        begun: list[Begun] = self._all(lambda: [o.begin.remote(address, number, options.init) for o in actors.owners])
+        begun: list[Begun] = actors.begin(
+            lambda: [o.begin.remote(address, number, options.init) for o in actors.owners]
+        )
         self.global_step, self.changed_step = begun[0].global_step, max(owner.changed_step for owner in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
@@ -98,7 +100,7 @@ class Driver:
                 problem = "the checkpoint was made without --merge round, which is the order of a job; resume it so"
                 raise StateError(problem)
         read: dict[int, tuple[str, int]] = {}
-        for sources in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
+        for sources in actors.begin(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
             read |= sources
         self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
         self.positions.rows = sum(rows for _, rows in read.values())
@@ -143,7 +145,7 @@ class Driver:
             raise self.error
         self.commit()
         self._measure(self._snapshots())
-        return self._all(lambda: [owner.end.remote() for owner in self._actors.owners])
+        return self._actors.begin(lambda: [owner.end.remote() for owner in self._actors.owners])
 
     def commit(self) -> None:
         """Commit the state after the last block."""
@@ -152,7 +154,7 @@ class Driver:
         number = self._folder.next_number()
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
-        parts: list[Commit] = self._raised(self._actors.get(writes))
+        parts: list[Commit] = self._actors.get(writes)
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._files.commit()}
@@ -259,14 +261,3 @@ class Driver:
         with suppress(LostError):  # which ends an attempt where its results are awaited
             owners: list[MetricsSnapshot] = self._actors.get(refs)
             self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)
-
-    # ---- calls
-
-    def _all(self, calls: Callable[[], list[Any]]) -> list[Any]:
-        return self._raised(self._actors.begin(calls))
-
-    def _raised(self, results: list[Any]) -> list[Any]:
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results

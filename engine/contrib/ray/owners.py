@@ -94,24 +94,21 @@ class Owner:
         self._dims, self._samples = {spec.name: spec.dim for spec in config.tables}, samples
         self._accelerator = accelerator
 
-    def begin(self, folder: str | None, number: int | None, init: str | None) -> Begun | BaseException:
+    def begin(self, folder: str | None, number: int | None, init: str | None) -> Begun:
         """Create the engine anew: from commit ``number`` of a folder, which must be its newest, or from the start.
 
-        init : a folder of tables, for the start. Returns the error if that fails.
+        init : a folder of tables, for the start
         """
-        try:
-            self._engine: Engine | None = None  # its memory is free before the next one takes some
-            self._check_devices()
-            if number is None:
-                engine = Engine(self._config, share=self._share, **self._arguments)
-                if init is not None:
-                    engine.read_tables(init, learning_rates=self._given_rates)
-            else:
-                assert folder is not None
-                arguments = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
-                engine = Engine.restore(folder, config=self._config, share=self._share, **arguments)
-        except (PenstockError, OSError, MemoryError) as error:
-            return error
+        self._engine: Engine | None = None  # its memory is free before the next one takes some
+        self._check_devices()
+        if number is None:
+            engine = Engine(self._config, share=self._share, **self._arguments)
+            if init is not None:
+                engine.read_tables(init, learning_rates=self._given_rates)
+        else:
+            assert folder is not None
+            arguments = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
+            engine = Engine.restore(folder, config=self._config, share=self._share, **arguments)
         self._engine, core = engine, engine.core
         self._error: BaseException | None = None
         self._counters = Counters()
@@ -158,13 +155,10 @@ class Owner:
         done.counters = self._counters.get_state()
         return done
 
-    def write_part(self, folder: str, number: int, attempt: str) -> Commit | BaseException:
+    def write_part(self, folder: str, number: int, attempt: str) -> Commit:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
-        try:
-            with self._current_engine.watch.timed("save"):
-                return self._current_engine.session.write_part(Folder(folder), number, attempt)
-        except (PenstockError, OSError, MemoryError) as error:
-            return error
+        with self._current_engine.watch.timed("save"):
+            return self._current_engine.session.write_part(Folder(folder), number, attempt)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the numbers of this share after the last block."""

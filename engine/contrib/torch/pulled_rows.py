@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from penstock.base.errors import InputError, UsageError, UsageTypeError
-from penstock.contrib.torch.stores import Block, Float32, Ids, distinct
+from penstock.contrib.torch.stores import Block, Ids, distinct
+from penstock.model.frames import Float32, Int64
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64)
 
@@ -67,7 +67,7 @@ def ids_of(tensor: Any, place: str = "") -> Ids:
     return ids
 
 
-def planned(ids: Mapping[str, Ids]) -> tuple[dict[str, Ids], dict[str, npt.NDArray[np.int64]]]:
+def planned(ids: Mapping[str, Ids]) -> tuple[dict[str, Ids], dict[str, Int64]]:
     """Return the distinct ids of every table, and for each id its index among them."""
     plans = {name: distinct(table_ids) for name, table_ids in ids.items()}
     return {name: plan[0] for name, plan in plans.items()}, {name: plan[1] for name, plan in plans.items()}

@@ -20,8 +20,9 @@ import pyarrow as pa
 import penstock.base.forks as forks
 from penstock.base.errors import InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
-from penstock.contrib.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
+from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
 from penstock.io.list_columns import list_column, list_type
+from penstock.model.frames import Float32
 from penstock.serving.flight import Client
 from penstock.serving.flight.messages import Ack
 from penstock.serving.flight.producer import Producer

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.model.frames import Float32
 from penstock.serving.flight import Delta
-from penstock.serving.followers.target import Float32, FollowedJob, TableForm, TableRows
+from penstock.serving.followers.target import FollowedJob, TableForm, TableRows
 
 
 def changes_of(deltas: Sequence[Delta], job: FollowedJob) -> list[TableRows]:

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.api.engine import Engine
 from penstock.base.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
@@ -24,9 +25,6 @@ from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight
 from penstock.serving.service.auth import AdmittedCall
 from penstock.serving.service.limits import Limits
 from penstock.serving.service.sequencer import Sequencer
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 Ids = npt.NDArray[Any]
 ReadTables = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]

@@ -11,8 +11,8 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
 from penstock.base.errors import InputError, ServiceError, UsageError
 from penstock.base.events import FrequentEvent, report
@@ -26,9 +26,6 @@ from penstock.model.stats import Counters
 from penstock.serving.flight.messages import Ack, PutRequest
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.streams import Stream, Streams
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 @dataclass(frozen=True)

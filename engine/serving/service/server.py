@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import penstock
+from penstock.api.engine import Engine
 from penstock.base.events import report
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.partitions.broker_partition import Partition
@@ -28,9 +29,6 @@ from penstock.serving.service.lookup_streams import EngineRows, LookupAnswers, L
 from penstock.serving.service.put_streams import Producers
 from penstock.serving.service.sequencer import Saving, Sequencer
 from penstock.serving.service.subscriptions import Readers
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 class Service:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, UsageError
 from penstock.model.frames import Int64
 from penstock.serving.flight.messages import encoded
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.sequencer import Sequencer
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 BLOCK_BYTES = 4 << 20
 # How often a table is read that changes faster than its deltas are retained, before its reader gets an error.

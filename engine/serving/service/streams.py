@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from penstock.api.engine import Engine
 from penstock.base.errors import InputError, UsageError
 from penstock.checkpoint.source_positions import Tally
 from penstock.model.frames import Frame
 from penstock.model.lineage import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 @dataclass(eq=False)
