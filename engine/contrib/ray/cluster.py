@@ -148,7 +148,7 @@ class Actors:
     def __init__(
         self,
         ray: Any,
-        readers: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        readers: Sequence[tuple[Any, ...]],
         owners: Sequence[tuple[Any, ...]],
         reader_options: Mapping[str, Any],
         owner_options: Mapping[str, Any],
@@ -161,7 +161,7 @@ class Actors:
             ray.remote(kind).options(**{**lasting, "scheduling_strategy": "SPREAD", **options})
             for kind, options in ((JobReader, reader_options), (Owner, owner_options))
         )
-        self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
+        self.readers = [reader.remote(*arguments) for arguments in readers]
         self.owners = [owner.remote(*arguments) for arguments in owners]
         named = {"reader": self.readers, "owner": self.owners}
         self._names = {

@@ -73,24 +73,21 @@ class Driver:
         folder: Folder | None,
         commit: Commit | None,
         options: JobOptions,
-        num_sources: int,
         progress: Callable[[Counters, int], None] | None,
         metrics: JobMetrics | None,
     ) -> None:
         self._actors, self._folder, self._commit = actors, folder, commit
         self._options, self._progress, self._metrics = options, progress, metrics
         self._read_s = 0.0
-        self._fractions: dict[int, float | None] = dict.fromkeys(range(num_sources), 0.0)
+        self._fractions: dict[int, float | None] = dict.fromkeys(range(len(options.sources)), 0.0)
         self.counters, self.first_bad, self.notes = Counters(), dict[str, str](), dict[str, None]()
         self.committed, self.has_committed = Counters(), False
         self.verified, self.checksums = dict[int, bool](), set[bool]()
         self.num_accumulated = 0
         self.error: BaseException | None = None
         self._attempt = secrets.token_hex(4)
-        address, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
-        begun: list[Begun] = actors.begin(
-            lambda: [o.begin.remote(address, number, options.init) for o in actors.owners]
-        )
+        address = None if folder is None or commit is None else folder.files.address
+        begun: list[Begun] = actors.begin(lambda: [owner.begin.remote(address) for owner in actors.owners])
         self.global_step, self.changed_step = begun[0].global_step, max(owner.changed_step for owner in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
@@ -102,10 +99,10 @@ class Driver:
         read: dict[int, tuple[str, int]] = {}
         for sources in actors.begin(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
             read |= sources
-        self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
+        self.positions = Positions([read[n][0] for n in range(len(options.sources))], "round")
         self.positions.rows = sum(rows for _, rows in read.values())
         if saved is not None:
-            before.check_none_missing(num_sources)
+            before.check_none_missing(len(options.sources))
             self.positions.stale_rows, self.positions.unchecked = before.stale_rows, before.unchecked
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
                 entry.frames, entry.digest = old.frames, old.digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
@@ -13,8 +13,8 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.contrib.shares import Router
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Frame, FrameRun
+from penstock.model.options import JobOptions
 from penstock.model.overflows import without_overflows
 
 # The place of a frame in the order of a job: its round, then the number of its source.
@@ -55,29 +55,17 @@ class ReaderPart:
 
 
 class JobReader:
-    """Reads sources ``rank``, ``rank + count``, … of a job.
+    """Reads sources ``rank``, ``rank + count``, … of the readers of a job.
 
-    sources : of the whole job, in order; options : of all of them
-    shares, seed, sums : of ``Router``
+    read : the options of all of them; seed, sums : of ``Router``
     """
 
-    def __init__(
-        self,
-        config: EmbeddingConfig,
-        sources: Sequence[Any],
-        rank: int,
-        count: int,
-        options: ReadOptions,
-        *,
-        shares: int,
-        seed: int,
-        sums: bool,
-    ) -> None:
-        self._own = {number: sources[number] for number in range(rank, len(sources), count)}
+    def __init__(self, options: JobOptions, rank: int, read: ReadOptions, seed: int, sums: bool) -> None:
+        self._own = dict(list(enumerate(options.sources))[rank :: options.readers])
         # A share could not say where a bad row came from: frames are validated before they are routed.
-        self._options = replace(options, merge=None, unvalidated=False)
+        self._options = replace(read, merge=None, unvalidated=False)
         self._alone = sums  # every frame opens the gate
-        self._router = Router(config, shares, seed, sums=sums)
+        self._router = Router(options.config, options.shares, seed, sums=sums)
 
     def begin(self, positions: Mapping[str, Any] | None) -> dict[int, tuple[str, int]]:
         """Begin at some positions, the state of ``Positions``; None: at the start.
