@@ -130,27 +130,23 @@ def frame_batch(schema: pa.Schema, step: int, worker: int, rows: Rows) -> pa.Rec
 
 
 def plain_numpy(start: dict[str, dict[str, Float32]], frames: list[tuple[int, Rows]]) -> dict[str, Float32]:
-    """Compute the expected tables one row at a time, without the engine."""
+    """Compute the expected tables step by step, without the engine."""
     tables = {name: state["parameters"].copy() for name, state in start.items()}
     accumulators = start["item"]["accumulators"].copy()
     for step in range(STEPS):
         step_rows = [rows for frame_step, rows in frames[: STEPS * WORKERS] if frame_step == step]
-        for name in tables:
-            sums: dict[int, Float32] = {}
-            num_frames: dict[int, int] = {}
+        for name, table in tables.items():
+            sums, num_frames = np.zeros_like(table), np.zeros((len(table), 1), np.float32)
             for rows in step_rows:
                 ids, grads = rows[name]
-                for i, g in zip(ids.tolist(), grads, strict=True):
-                    sums[i] = sums[i] + g if i in sums else g.copy()
-                for i in set(ids.tolist()):
-                    num_frames[i] = num_frames.get(i, 0) + 1
-            for i, total in sums.items():
-                g = total / np.float32(num_frames[i])
-                if name == "user":
-                    tables[name][i] -= np.float32(USER_RATE) * g
-                else:
-                    accumulators[i] += g * g
-                    tables[name][i] -= np.float32(ITEM_RATE) * g / np.sqrt(accumulators[i])
+                np.add.at(sums, ids, grads)
+                num_frames[np.unique(ids)] += 1
+            g = sums / np.maximum(num_frames, 1)  # 0 for a row without gradients, which changes nothing
+            if name == "user":
+                table -= np.float32(USER_RATE) * g
+            else:
+                accumulators += g * g
+                table -= np.float32(ITEM_RATE) * g / np.sqrt(accumulators)
     return tables
 
 

@@ -17,10 +17,13 @@ import penstock
 from penstock.base.errors import MOST_LISTED
 from penstock.cli.output import count, input_text, size_text, writing
 from penstock.contrib.pages.svg import MAX_LEGEND, SCHEME, Bar, Points, bars, lines, short
-from penstock.core.sampling import Hot, Moment, hot_ids, tables_of, thinned
+from penstock.core.sampling import Hot, Moment, Probe, hot_ids, tables_of, thinned
+from penstock.core.telemetry import Telemetry
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import id_text
 from penstock.model.stats import Report
+
+Section = tuple[str, str, str]  # heading, note, content as HTML
 
 # On a narrow screen plots scroll in their sections: smaller ones could not be read.
 STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:72rem;
@@ -45,10 +48,10 @@ KEY_COLUMNS += ["unadmitted_rows", "expired_waiting"]
 KEY_HEADINGS = {"unadmitted_rows": "rows not admitted", "expired_waiting": "expired waiting"}
 
 
-def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
+def write_page(folder: Path, title: str, sections: Iterable[Section], numbers: Mapping[str, Any]) -> Path:
     """Write index.html and report.json to ``folder``, and return the path of the page. Raises OSError.
 
-    sections : heading, note, content (HTML); a section without content is omitted
+    A section without content is omitted.
     """
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
@@ -77,21 +80,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def run_sections(
-    report: Report,
-    config: EmbeddingConfig,
-    moments: Sequence[Moment],
-    hot: Hot,
-    stages: Mapping[str, float],
-    updated: Mapping[str, int],
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the sections about a run: heading, note, content."""
+def run_sections(report: Report, config: EmbeddingConfig, watch: Telemetry, probe: Probe) -> Iterator[Section]:
+    """Yield the sections about a run. watch, probe : of its engine"""
+    moments, hot = probe.moments, probe.hot
     notes = "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
     yield "Summary", "", table(("", ""), _facts(report)) + notes
     yield (
         "Where the time went",
         "seconds of the run's own thread",
-        bars([Bar(STAGES[s], t, f"{short(t)} s") for s, t in stages.items()]),
+        bars([Bar(STAGES[s], t, f"{short(t)} s") for s, t in watch.stage_s.items()]),
     )
     flow = flow_of(thinned(moments, FLOW_POINTS))
     yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
@@ -106,7 +103,7 @@ def run_sections(
         "rows dropped by reason, and stale frames: totals up to each step",
         lines(drops_of(moments), "step", ""),
     )
-    yield "Tables", "reuse: gradient rows per row that the optimizer updated", _tables(report, updated)
+    yield "Tables", "reuse: gradient rows per row that the optimizer updated", _tables(report, watch.updated)
     yield (
         "Keys of dynamic tables",
         "admitted, expired and evicted in this run; waiting: not admitted yet",

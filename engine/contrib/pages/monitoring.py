@@ -132,7 +132,7 @@ class Watching:
         watch, probe, numbers = engine.watch, engine.watch.probe, {"report": report.to_dict(), "live": self.live()}
         from penstock.contrib.pages.html_report import run_sections, write_page
 
-        sections = run_sections(report, engine.config, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        sections = run_sections(report, engine.config, watch, probe)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:

@@ -64,7 +64,7 @@ class Service:
         patience_s: float = 60.0,
     ) -> None:
         limits = limits or Limits()
-        self.engine, self.limits = engine, limits
+        self.engine = engine
         self.wants_to_end = threading.Event()
         self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None, last=last)
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
