@@ -77,12 +77,12 @@ class _TableKeys:
             severity = "error" if dynamic.on_full == "error" else "warning"
             return [{"severity": severity, "problem": f"{problem}; set a larger vocabulary_size"}]
         # Shards fill unevenly: the fullest of so many has about 4 standard deviations more keys than the mean.
-        share = 1 - 4 / math.sqrt(directory.capacity / directory.num_shards) if directory.num_shards > 1 else 1.0
-        if dynamic.evict is None and len(directory) > share * directory.capacity:
+        usable = 1 - 4 / math.sqrt(directory.capacity / directory.num_shards) if directory.num_shards > 1 else 1.0
+        if dynamic.evict is None and len(directory) > usable * directory.capacity:
             problem = (
                 f"{count(len(directory))} keys leave too little room in {count(directory.capacity)} rows, because "
                 f"virtual shards fill unevenly; set vocabulary_size to at least "
-                f"{count(math.ceil(len(directory) / share))}, or evict"
+                f"{count(math.ceil(len(directory) / usable))}, or evict"
             )
             return [{"severity": "warning", "problem": problem}]
         return []

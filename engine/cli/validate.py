@@ -220,11 +220,11 @@ def walk(
     keys : gets the openings of the gate
     """
 
-    def opened() -> None:
+    def step() -> None:
         keys.open(gate.global_step, ids.pipeline)
         total.steps += 1
 
-    ids, total = IdGate(stores, num_required, 1, opened), Counters()
+    ids, total = IdGate(stores, num_required, 1, step), Counters()
     gate = ids.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:

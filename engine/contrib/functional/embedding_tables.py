@@ -62,9 +62,9 @@ class EmbeddingTables:
     Attributes
     ----------
     features : dict of str to tuple of Feature
-        Of every table that has some, in order.
+        The features of every table that has some, in order.
     rules : dict of str to UpdateRule or OptaxRule
-        Of every table.
+        The rule of every table.
 
     Raises
     ------
@@ -157,7 +157,7 @@ class EmbeddingTables:
         Parameters
         ----------
         seed : int
-            Of the random initial values.
+            Seed of the random initial values.
 
         Returns
         -------
@@ -251,9 +251,9 @@ class EmbeddingTables:
         Parameters
         ----------
         features : sequence
-            Of batches, each as for ``preprocess``.
+            Batches, each as for ``preprocess``.
         weights : sequence or None
-            Of the batches.
+            Weights of the batches.
 
         Returns
         -------
@@ -406,7 +406,7 @@ class EmbeddingTables:
         uses : mapping of str to Uses
             The lookups of the batch.
         gradients : nested like the configuration's features
-            Of the activations.
+            Gradients of the activations.
         learning_rates : mapping of int to float, sequence of float or None
             The rate of this step by dynamic tag.
 

@@ -53,9 +53,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     embedding_tables : EmbeddingTables
         On one device, created with ``halves=False``.
     seed : int
-        Of the initial rows.
+        Seed of the initial rows.
     **options : object
-        Of ``keras.layers.Layer``.
+        Arguments of ``keras.layers.Layer``.
 
     Raises
     ------
@@ -336,7 +336,7 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
     combine : callable or None
         (lookups, *rest of the item) → what ``fit`` takes, for models with other inputs. None: a tuple of them.
     **options : object
-        Of ``keras.utils.PyDataset``, such as ``workers``.
+        Arguments of ``keras.utils.PyDataset``, such as ``workers``.
 
     Raises
     ------

@@ -72,12 +72,12 @@ def run(args: argparse.Namespace, out: Output) -> None:
     gate = Gate(args.num_required or config.gate_num_required or 1)
     blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
 
-    def opened(_: int) -> None:
+    def step(_: int) -> None:
         for frame in waiting:
             frame.opening = gate.global_step + 1
         waiting.clear()
 
-    gate.open_into(opened)
+    gate.open_into(step)
     read, rows, stale_rows = Counter[int](), 0, 0
     with closing(reader.numbered()) as numbered:
         for number, frame in islice(numbered, args.limit):

@@ -115,8 +115,8 @@ def run_sections(report: Report, config: EmbeddingConfig, watch: Telemetry, prob
         lines(sampled_ranks(hot), "rank", "share of the table's rows", log_x=True, log_y=True),
     )
     most = [
-        (name, id_text(config.id_ranges[name][0], row_id), f"{share:.2%}")
-        for name, row_id, share in hot_ids(hot.samples)
+        (name, id_text(config.id_ranges[name][0], row_id), f"{fraction:.2%}")
+        for name, row_id, fraction in hot_ids(hot.samples)
     ]
     yield (
         "Hot ids",
@@ -198,7 +198,7 @@ def drops_of(moments: Sequence[Moment]) -> dict[str, Points]:
 
 
 def sampled_ranks(hot: Hot) -> dict[str, Points]:
-    """Return table → (rank, share) of ids sampled at least twice; those sampled once only reflect the sample's size."""
+    """Return table → (rank, fraction) of ids sampled at least twice; others only reflect the size of the sample."""
     tables = list(tables_of(hot.samples).items())[:MAX_LEGEND]
     return {name: frequencies(table.rows[table.times > 1], float(table.rows.sum())) for name, table in tables}
 
@@ -212,7 +212,7 @@ def _largest(curves: Mapping[str, Points], report: Report) -> dict[str, Points]:
 
 
 def frequencies(times: npt.NDArray[Any], total: float | None = None) -> Points:
-    """Return (rank, share of all rows) of ids, thinned for a logarithmic axis.
+    """Return (rank, fraction of all rows) of ids, thinned for a logarithmic axis.
 
     times : rows per id; total : all rows; None: the sum of ``times``
     """

@@ -153,7 +153,7 @@ class ServiceStore(Store):
         """Send a frame, and wait until it is applied."""
         try:
             with self._lock:
-                producer = self._opened()
+                producer = self._open_producer()
                 waits_for(f"its connection to take frame {self.frames + 1} of '{self.contributor}'")
                 try:
                     producer.send(batches)
@@ -177,7 +177,7 @@ class ServiceStore(Store):
         }
         return pa.RecordBatch.from_pydict(columns)
 
-    def _opened(self) -> Producer:
+    def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
         if self._producer is None:
             name = str(self.contributor)
@@ -260,7 +260,7 @@ class ServiceStore(Store):
     def make_durable(self) -> None:
         def commit() -> None:
             with self._lock:
-                self._opened().wait()
+                self._open_producer().wait()
 
         self._limited(commit, f"a commit with frame {self.frames} of '{self.contributor}'")
 

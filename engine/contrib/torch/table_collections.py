@@ -166,7 +166,7 @@ class EmbeddingBagCollection(_Collection):
     is_weighted : bool
         Whether features have weights; only for sum pooling.
     device, dtype
-        Of the results; ``to`` changes them.
+        Device and type of the results; ``to`` changes them.
     store : Store
         What ``penstock.torch.store`` returns.
 
@@ -251,7 +251,7 @@ class EmbeddingCollection(_Collection):
         torchrec's EmbeddingConfig, or any object with its attributes ``name``, ``embedding_dim``, ``num_embeddings``
         and ``feature_names``; all of one dim.
     device, dtype
-        Of the results; ``to`` changes them.
+        Device and type of the results; ``to`` changes them.
     need_indices : bool
         Whether results have the ids as their weights, as in torchrec.
     store : Store

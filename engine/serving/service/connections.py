@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # The time that a connection has for its first admitted call.
 FIRST_CALL_S = 10.0
 CHECK_EVERY_S = 0.5
-# The share of the process's descriptors that connections may use.
-SHARE = 0.75
+# The fraction of the process's descriptors that connections may use.
+FRACTION = 0.75
 # How long to wait for a descriptor while connections have all of them, and the pause between two attempts.
 DESCRIPTOR_WAIT_S, DESCRIPTOR_PAUSE_S = 30.0, 0.05
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
@@ -92,7 +92,7 @@ class Connections:
     """The connections of one port. Report every admitted call to ``begin_call`` and ``end_call``, with its peer."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most = max(1, min(limits.connections, int(SHARE * descriptors.limit())))
+        self._most = max(1, min(limits.connections, int(FRACTION * descriptors.limit())))
         self._idle_s = limits.idle_s
         self._lock = threading.Lock()
         self._known: dict[Peer, _Connection] = {}

@@ -84,7 +84,7 @@ class Reader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = place("path", path)
         self._reopening, self._process = threading.Lock(), forks.this_process
-        self._tables: _Generation | None = _opened(self._path)
+        self._tables: _Generation | None = _open_generation(self._path)
         self._looked_s = time.monotonic()
 
     def __repr__(self) -> str:
@@ -275,7 +275,7 @@ class Reader:
                 self._reopening, self._process = threading.Lock(), forks.this_process
             with self._reopening:
                 if self._tables is generation:
-                    self._tables = generation = _opened(self._path)
+                    self._tables = generation = _open_generation(self._path)
                 return self._tables or generation
         if state == FAILED:
             raise StateError(f"{self._path}: a step of its writer failed half way; start the writer again")
@@ -350,7 +350,7 @@ class _Generation:
         deadline.check(reason)
 
 
-def _opened(path: Path) -> _Generation:
+def _open_generation(path: Path) -> _Generation:
     """Open the current generation. Raises StateError, and OSError for files that cannot be read."""
     for attempt in range(_ATTEMPTS):
         try:
