@@ -70,7 +70,7 @@ def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") and word not in top.flags():
             top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
     if first is not None and first not in top.commands:
-        top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
+        top.error(f"unknown command '{first}'{_near(first, top.commands)}; there are: {', '.join(top.commands)}")
     args, rest = top.parse_known_args(argv)
     if args.command is None:
         top.error(f"give a command: {', '.join(top.commands)}")
@@ -95,16 +95,11 @@ def _elsewhere(flag: str) -> str:
     return ""
 
 
-def _near(flag: str, candidates: list[str]) -> str:
-    """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
-    flag = FORMER.get(flag, flag)
-    begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
-    near = begin or ["--" + n for n in close_names(flag.strip("-"), [k.strip("-") for k in candidates])]
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _near_word(word: str, candidates: Iterable[str]) -> str:
-    near = close_names(word, candidates)
+def _near(word: str, candidates: Iterable[str]) -> str:
+    """Return "; did you mean CANDIDATE?" for a similar flag or command, "" if there is none."""
+    word, names = FORMER.get(word, word), {name.strip("-"): name for name in candidates}
+    begin = [name for name in names.values() if name.startswith(word) and word.strip("-")]
+    near = begin or [names[name] for name in close_names(word.strip("-"), names)]
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -18,10 +18,6 @@ TIMEOUT_S = 10.0
 
 
 def add(command: Parser) -> None:
-    add_address(command)
-
-
-def add_address(command: Parser) -> None:
     command.add_argument("address", metavar="ADDRESS", help="of the service: grpc://HOST:PORT or grpc+tls://HOST:PORT")
 
 

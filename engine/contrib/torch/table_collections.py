@@ -219,12 +219,8 @@ class EmbeddingBagCollection(_Collection):
         KeyedTensor
             A feature of several tables is called ``FEATURE@TABLE``, as in torchrec.
         """
-        groups = self._pull(features, self._is_weighted)
-        return self._pooled(groups)
-
-    def _pooled(self, groups: list[_Lookups]) -> KeyedTensor:
         pooled: dict[str, torch.Tensor] = {}
-        for group, lookups in zip(self._groups, groups, strict=True):
+        for group, lookups in zip(self._groups, self._pull(features, self._is_weighted), strict=True):
             bags = functional.embedding_bag(
                 lookups.index,
                 lookups.rows,
