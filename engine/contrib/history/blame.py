@@ -63,11 +63,11 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_not_read(args.sources, [] if args.out is None else [args.out])
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
-    key = _key_of(config, table, args.id)
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {
         "on_bad_row": "drop" if drops_bad_rows else "error"
     }
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
+    key = _key_of(config, table, args.id)
     reader = FrameReader(args.sources, options)
     gate = Gate(args.num_required or config.gate_num_required or 1)
     blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
@@ -129,8 +129,6 @@ def _table_of(config: EmbeddingConfig, name: str | None) -> str:
 
 def _key_of(config: EmbeddingConfig, table: str, row_id: int) -> int:
     """Return the id as frames have it: a uint64 key as an int64 of its bits. Raises UsageError."""
-    if table not in config.id_ranges:
-        raise UsageError(f"table '{table}' is not in the configuration ({listed(config.id_ranges)})")
     size, _ = config.id_ranges[table]
     least, end = bounds(size)
     if not least <= row_id < end:

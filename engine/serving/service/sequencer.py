@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -131,9 +132,11 @@ class Sequencer(CommitListener):
             stream.next = number
             if self.streams.skips(stream):
                 return
+            tally = stream.tally
             if reason is not None:
                 self.counters.dropped[reason] += 1
-            self.streams.pass_over(stream, reason)
+                tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
+            self.streams.count(stream, tally)
             if self._commits is not None:
                 self._commits.frame_counted()
             self.streams.acknowledge(stream)
@@ -272,7 +275,7 @@ class Sequencer(CommitListener):
             self._fail(pushed.full)
             self._check_open()  # raises
         taken = pushed.frame
-        self.streams.count(stream, taken, pushed.is_stale)
+        self.streams.count(stream, stream.tally.plus(taken, pushed.is_stale))
         if pushed.is_stale:
             sender = taken.contributor if stream.contributor is None else stream.contributor
             self._stale_event.report(contributor=sender, step=taken.local_step, global_step=step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 from penstock.api.engine import Engine
 from penstock.base.errors import InputError, UsageError
 from penstock.checkpoint.source_positions import Tally
-from penstock.model.frames import Frame
 from penstock.model.lineage import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
 
@@ -179,16 +177,15 @@ class Streams:
                 "need different names"
             )
 
-    def count(self, stream: Stream, frame: Frame, was_stale: bool) -> None:
-        """Count a frame that was applied or dropped as stale."""
-        self._count(stream, stream.tally.plus(frame, was_stale))
-
-    def pass_over(self, stream: Stream, reason: str | None) -> None:
-        """Count a number without a frame. reason : of a frame that was dropped as a whole"""
-        tally = stream.tally
-        if reason is not None:
-            tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
-        self._count(stream, tally)
+    def count(self, stream: Stream, tally: Tally) -> None:
+        """Count the next number of a stream. tally : the counts of the stream with it"""
+        stream.next += 1
+        stream.tally = tally
+        if stream.contributor is not None:
+            self._positions.producers[stream.contributor] = stream.position
+            self._positions.tallies[stream.contributor] = tally
+            if stream.creation is not None:
+                self._positions.creations[stream.contributor] = stream.creation
 
     def acknowledge(self, stream: Stream) -> None:
         """Acknowledge all frames of a stream so far, if there is no checkpoint to wait for."""
@@ -213,15 +210,6 @@ class Streams:
             stream.notify(replace(stream.acked, closing=True))
 
     # ---- inside
-
-    def _count(self, stream: Stream, tally: Tally) -> None:
-        stream.next += 1
-        stream.tally = tally
-        if stream.contributor is not None:
-            self._positions.producers[stream.contributor] = stream.position
-            self._positions.tallies[stream.contributor] = tally
-            if stream.creation is not None:
-                self._positions.creations[stream.contributor] = stream.creation
 
     def _first(self, request: PutRequest) -> int:
         """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""
