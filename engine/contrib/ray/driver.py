@@ -117,6 +117,7 @@ class Driver:
         """
         self._files, self._deltas = files, deltas
         in_flight: deque[JobBlock] = deque()
+        interrupt: KeyboardInterrupt | None = None
         try:
             for block in self._read():
                 in_flight.append(block)
@@ -128,20 +129,14 @@ class Driver:
                 if self.error is not None:
                     break
                 interrupts.check()
-        except KeyboardInterrupt:
-            self._actors.interruptible = False
+        except KeyboardInterrupt as signal:
+            interrupt, self._actors.interruptible = signal, False
             self._finish(in_flight, 0)
-            if self.error is None:
-                self.commit()
-            self._measure(self._snapshots())
-            raise
-        if self.error is not None:
-            if not isinstance(self.error, CapacityError | MemoryError):  # the owners may be at different steps
-                self.commit()
-            self._measure(self._snapshots())
-            raise self.error
-        self.commit()
+        if not isinstance(self.error, CapacityError | MemoryError):  # else the owners may be at different steps
+            self.commit()
         self._measure(self._snapshots())
+        if (error := interrupt or self.error) is not None:
+            raise error
         return self._actors.begin(lambda: [owner.end.remote() for owner in self._actors.owners])
 
     def commit(self) -> None:
