@@ -58,8 +58,8 @@ class Axis:
         return math.isfinite(value) and (value > 0 or not self._log)
 
     def at(self, value: float) -> float:
-        share = (self._place(value) - self.low) / (self.high - self.low)
-        return self._start + share * (self._end - self._start)
+        fraction = (self._place(value) - self.low) / (self.high - self.low)
+        return self._start + fraction * (self._end - self._start)
 
     def ticks(self) -> list[float]:
         """Return the tick values: round numbers, or powers of ten, with 2 and 5 between them if there are few."""
