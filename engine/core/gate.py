@@ -82,8 +82,6 @@ class Gate(GateCounts):
         """
         return self.change(self._admit, local_step, add, contributor, drop)
 
-        return self.change(self._admit, local_step, add, contributor, drop)
-
     def _admit(
         self, local_step: int | None, add: Callable[[], None], contributor: Contributor, drop: Callable[[], None]
     ) -> bool:

@@ -9,6 +9,7 @@ from batches import batch
 from engines import column, engine_of, frame, zeroed
 
 import penstock as ps
+from penstock.model.frames import Frame, Rows
 from penstock.pyx.frame_accumulate import Intake
 
 
@@ -193,6 +194,15 @@ def test_the_arrays_of_a_refused_frame_are_released(is_vacant):
         engine.apply({"t": (ids, gradients)})
     del gradients
     gc.collect()  # the error's traceback
+    assert alive() is None
+
+
+def test_the_arrays_of_a_frame_that_was_only_checked_are_released():
+    """As the processes of a mesh check theirs before a round."""
+    ids, gradients = frame([2, 3])
+    alive, pipeline = weakref.ref(gradients), engine_of().core.pipeline
+    pipeline.check(Frame({"t": (Rows(ids, gradients),)}, 2))
+    del gradients
     assert alive() is None
 
 
