@@ -175,8 +175,10 @@ def test_inference_mode_refuses_updates():
     proto = engine_of().config.to_proto()
     proto.mode = 1
     engine = ps.Engine(ps.EmbeddingConfig.from_proto(proto))
-    with pytest.raises(ps.ConfigError, match="INFERENCE"):
-        engine.apply({"t": frame([1])})
+    engine.gate.set_global_step(3)
+    for local_step in (None, 0):  # a stale frame, too
+        with pytest.raises(ps.ConfigError, match="INFERENCE"):
+            engine.apply({"t": frame([1])}, local_step=local_step)
     assert engine.lookup("t", [1]).shape == (1, 2)
 
 

@@ -19,6 +19,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
             "stage",
             "dynamic",
             "dynamic_capacity",
+            "rollback",
             "groupings",
         ],
     ),
