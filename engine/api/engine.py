@@ -19,9 +19,10 @@ from penstock.base.validation import whole
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.table_changes import TableChanges
-from penstock.core.engine_core import Context, checked_reduction, create_core
+from penstock.core.engine_core import checked_reduction, create_core
 from penstock.core.frame_gate import FrameGate
 from penstock.core.gradient_checks import contributor_of
+from penstock.core.observers import Context
 from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.model.config.embedding import EmbeddingConfig

@@ -20,8 +20,9 @@ from penstock.api.planning.look_ahead import LookAhead, looked_ahead
 from penstock.base.validation import INT64_MAX, function, is_uri, place, share, whole
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.session import CheckpointSession
-from penstock.core.engine_core import Context, EngineCore, Pushed
+from penstock.core.engine_core import EngineCore
 from penstock.core.frame_gate import FrameGate
+from penstock.core.observers import Context, Pushed
 from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.delta_sink import DeltaWriter, open_deltas

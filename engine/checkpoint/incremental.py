@@ -21,7 +21,7 @@ from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-from penstock.core.engine_core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.model.frames import Float32, Int64
 from penstock.model.options import KEEP
 

@@ -8,7 +8,8 @@ from penstock.base.validation import INT64_MAX
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
-from penstock.core.engine_core import EngineCore, Pushed
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import Pushed
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource

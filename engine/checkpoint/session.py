@@ -21,7 +21,8 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in, described, states_of
 from penstock.checkpoint.versions import Version, make_tag
-from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
 from penstock.model.options import KEEP, CommittingOptions

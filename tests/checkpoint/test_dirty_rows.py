@@ -12,7 +12,7 @@ from penstock.checkpoint.incremental import CommitContents, Saved, Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.writer import Ring
-from penstock.core.engine_core import Pushed
+from penstock.core.observers import Pushed
 from penstock.model.frames import NO_FRAMES, Coalesced, SummedArrays
 from penstock.model.stats import Counters
 from penstock.pyx import dirty_bits as kernel

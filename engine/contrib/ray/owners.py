@@ -16,7 +16,8 @@ from penstock.base.errors import ConfigError, PenstockError, UsageError
 from penstock.checkpoint.store import Commit, Folder
 from penstock.contrib.ray.readers import Place
 from penstock.contrib.shares import frames_of
-from penstock.core.engine_core import Context, EngineCore
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import Context
 from penstock.core.telemetry import MetricsSnapshot
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Float32, Frame, FrameRun, Int64

@@ -19,7 +19,7 @@ from penstock.base.events import FrequentEvent, report
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
-from penstock.core.engine_core import Context
+from penstock.core.observers import Context
 from penstock.model.frames import Frame, FrameRun
 from penstock.model.learning_rates import LearningRates
 from penstock.model.stats import Counters
