@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,8 @@ from penstock.api.table_access import TableAccess
 from penstock.base.errors import listed
 from penstock.base.threads import ThreadTeam
 from penstock.base.validation import whole
-from penstock.checkpoint.engine_state import restore
+from penstock.checkpoint.restoration import RestoreOptions, restore
 from penstock.checkpoint.session import CheckpointSession
-from penstock.checkpoint.table_changes import TableChanges
 from penstock.core.engine_core import checked_reduction, create_core
 from penstock.core.frame_gate import FrameGate
 from penstock.core.gradient_checks import contributor_of
@@ -29,7 +27,7 @@ from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Contributor, time_given
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import Rates
-from penstock.model.options import AnyPath, RunOptions, StageOptions, TableChangeOptions
+from penstock.model.options import AnyPath, RunOptions, StageOptions
 from penstock.model.stats import Report
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.table_programs import Variant
@@ -38,21 +36,6 @@ from penstock.rows.table_set import TableSet
 if TYPE_CHECKING:
     import jax
     import pyarrow as pa
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestoreOptions(TableChangeOptions):
-    """The arguments of ``Engine.restore``."""
-
-    path: AnyPath = field(kw_only=False)
-    mesh: jax.sharding.Mesh | None = field(default=None, kw_only=False)
-    threads: int | None = field(default=None, kw_only=False)
-    config: EmbeddingConfig | None = None
-    num_required: int | None = None
-    reduction: str | None = None
-    share: tuple[int, int] | None = None
-    version: str | int | None = None
-    shared: AnyPath | SharedFolder | None = None
 
 
 class Engine(TableAccess, ActivationAccess):
@@ -144,11 +127,13 @@ class Engine(TableAccess, ActivationAccess):
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.held.ids)
         self.core.observe(self.watch)
         in_job = share is not None and not self.commits_alone
-        self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
+        self._reads: LiveReads | None = None
+        self.session = CheckpointSession(
+            self.core, partial(self.watch.timed, "save"), self.watch.counters, in_job, self._durable
+        )
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate)
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
-        self._reads: LiveReads | None = None
         if self._folder is not shared:
             self.publish()  # a caller that opened the folder does so once all rows are set
 
@@ -199,7 +184,6 @@ class Engine(TableAccess, ActivationAccess):
                 durable_step = 0 if last is None else int(last[0].contents["global_step"])
                 history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
                 self._reads = LiveReads(self.core, self._folder, durable_step, history)
-                self.session.on_durable = self._reads.durable
 
     @property
     def is_shared(self) -> bool:
@@ -470,18 +454,7 @@ class Engine(TableAccess, ActivationAccess):
         """
         shared = options.shared
         folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
-        engine = restore(
-            cls if folder is None else partial(cls, shared=folder),
-            options.path,
-            options.config,
-            options.mesh,
-            options.threads,
-            options.num_required,
-            options.reduction,
-            options.share,
-            options.version,
-            TableChanges.among(vars(options)),
-        )
+        engine = restore(cls if folder is None else partial(cls, shared=folder), options)
         if folder is not shared:
             engine.publish()
         return engine
@@ -553,6 +526,10 @@ class Engine(TableAccess, ActivationAccess):
         return self.session.roll_back(self.session.saved(version)).step
 
     # ---- internal
+
+    def _durable(self, step: int) -> None:
+        if self._reads is not None:
+            self._reads.durable(step)
 
     def _source_run(self, options: StageOptions, deltas: Deltas | None = None) -> SourceRun:
         return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas)

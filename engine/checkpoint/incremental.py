@@ -77,7 +77,7 @@ class Saver(StepObserver):
     timed : context manager around work that a step has to wait for
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
-    on_commit : called with every commit that has become durable
+    on_durable : called with the step of every commit that has become durable
     has_new_tables : whether the tables are others than those of ``last``, and no commit has them yet
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
@@ -94,9 +94,9 @@ class Saver(StepObserver):
         delta: bool = True,
         timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
         part: PartRows = ALL_ROWS,
-        on_commit: Callable[[Commit], None] = lambda commit: None,
+        on_durable: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self._on_commit = on_commit
+        self._on_durable = on_durable
         self.folder, self._tables, self._describe, self._timed, self._part = folder, tables, describe, timed, part
         self._attempt: str | None = None
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
@@ -240,7 +240,7 @@ class Saver(StepObserver):
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
             self.has_new_tables = False
-            self._on_commit(self.last)
+            self._on_durable(self.last.step)
         except BaseException:
             self._give_up()
             raise

@@ -44,7 +44,7 @@ class RunCommits(CommitListener):
     ) -> None:
         self._core, self._reader, self._start = core, reader, start
         self.counters, self.positions, self._every = counters, positions, every
-        self.files, self._has_new_files, self._may_commit = files, files.any_new, may_commit
+        self.files, self._may_commit = files, may_commit
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
         # The positions of the sources in the commit in flight, and in a durable one that no source knows of yet.
@@ -142,7 +142,7 @@ class RunCommits(CommitListener):
         try:
             with self._core.gate.still():
                 self.check()
-                is_needed = commits.has_changes or (completed and self._has_new_files) or commits.has_stepped
+                is_needed = commits.has_changes or (completed and self.files.any_new) or commits.has_stepped
                 commits.finish(is_needed and self._may_commit())
         except BaseException:
             self.failed = True

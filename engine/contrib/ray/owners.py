@@ -118,7 +118,7 @@ class Owner:
         self._counters = Counters()
         core.start_counting()
         core.rates = self._rates
-        engine.session.count_into(self._counters)
+        engine.session.ledger.count_into(self._counters)
         engine.watch.counters = self._counters
         if self._samples is not None:
             from penstock.contrib.pages.metrics import Metrics  # needs the extra metrics
@@ -128,7 +128,7 @@ class Owner:
             engine.watch.look_closer()
         self._deltas = None if self._options is None else Deltas(core, self._options)
         positions = None if number is None else engine.session.positions.get_state()
-        return Begun(core.global_step, core.changed_step, engine.session.totals.frames, positions)
+        return Begun(core.global_step, core.changed_step, engine.session.ledger.totals.frames, positions)
 
     def apply(self, stop: Place | None, flush: bool, *parts: Any) -> Applied:
         """Apply the frames of a block in the order of their places, as far as ``stop``; none after an error.

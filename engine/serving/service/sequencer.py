@@ -80,7 +80,7 @@ class Sequencer(CommitListener):
         self._in_flight, self._next_commit = threading.Event(), threading.Event()
         engine.core.start_counting()
         engine.core.rates = rates
-        engine.session.count_into(self.counters)
+        engine.session.ledger.count_into(self.counters)
         self._commits: CommitSession | None = None
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
