@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -384,7 +383,7 @@ class TableAccess:
         """
         self.core.check_whole()
         row_ids, values = self.core.tables.checked_parameters(name, rows, ids, slots)
-        self.core.load(partial(self.core.tables.set_rows, name, row_ids, values), {name: row_ids})
+        self.core.load(lambda: {name: self.core.tables.set_rows(name, row_ids, values)})
 
     def state_hash(self) -> str:
         """Return a hash of tables, slots and global step; equal states have equal hashes on any mesh.
@@ -495,7 +494,7 @@ class TableAccess:
             rates = LearningRates(core.config.num_tags, learning_rates, core.config.schedules)
             expected = rates.expected(core.global_step, core.last_rates)
             reader = TablesReader(core.tables, place("directory", directory), new_tables, names or {}, stack, expected)
-            core.load(reader.read, dict.fromkeys(core.config.table_names))
+            core.load(reader.read)
         return reader.loaded()
 
     def warmup(self) -> int:

@@ -115,7 +115,7 @@ class Saver(StepObserver):
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
-        if not folder.files.is_same(self.folder.files):
+        if folder.files.identity() != self.folder.files.identity():
             return False
         newest, last = folder.newest(), self.last
         if newest is None or last is None:

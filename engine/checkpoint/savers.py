@@ -61,7 +61,7 @@ class Savers:
 
         Raises UsageError if the engine commits to another folder, or the folder holds commits of another engine.
         """
-        check_address(folder)
+        check_no_version(folder.files.address)
         folder.check_place(resume)
         with self._core.gate.still():
             saver, own = self.of(folder), self.current
@@ -112,9 +112,3 @@ class Savers:
         )
         self._core.observe(saver)
         return saver
-
-
-def check_address(folder: Folder) -> None:
-    """Raise UsageError if the address of a folder names a version."""
-    if "@" in folder.files.address:
-        check_no_version(folder.files.address)

@@ -15,11 +15,11 @@ from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.rollbacks import Rollback, SavedState
 from penstock.checkpoint.run_commits import RunCommits
-from penstock.checkpoint.savers import Savers, check_address
+from penstock.checkpoint.savers import Savers
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, described
-from penstock.checkpoint.versions import Version, make_tag
+from penstock.checkpoint.versions import Version, check_no_version, make_tag
 from penstock.core.engine_core import EngineCore
 from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
@@ -114,7 +114,7 @@ class CheckpointSession(StepObserver):
             raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
         with self._core.still():
             folder = Folder(path)
-            check_address(folder)
+            check_no_version(folder.files.address)
             saver = self._savers.of(folder)
             saver.open()
             try:

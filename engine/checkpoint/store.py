@@ -272,7 +272,7 @@ class Folder:
         Raises StateError, and FileNotFoundError.
         """
         try:
-            text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
+            text, _, last = self._read(name).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             manifest = parsed_json(text)
@@ -458,6 +458,10 @@ class Folder:
             raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
         raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
 
+    def _read(self, name: str) -> bytes:
+        with self.files.open(name) as file:
+            return file.read()
+
     def _names(self) -> Sequence[str]:
         try:
             names = [name for name in self.files.names() if name != PASSES]
@@ -490,7 +494,7 @@ class Folder:
     def _needs(self, number: int, name: str) -> bool:
         """Return whether another commit needs a file too."""
         try:
-            return name.encode() in self.files.read(_manifest(number))
+            return name.encode() in self._read(_manifest(number))
         except OSError:
             return True
 

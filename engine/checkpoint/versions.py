@@ -326,7 +326,6 @@ def _copy(source: Folder, file: DataFile, target: Folder, progress: Callable[[in
         while piece := data.read(_AT_ONCE):
             digest.update(piece)
             copy.write(piece)
-            copy.write_along()
             num_bytes += len(piece)
             progress(num_bytes)
         if digest.hexdigest() != file.digest:

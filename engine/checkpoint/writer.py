@@ -150,7 +150,6 @@ class CommitWriter:
                 digest.update(piece)
                 num_bytes += len(piece)
                 file.write(piece)
-                file.write_along()
                 self.pace.add_work(time.thread_time() - began)
         return DataFile(name, num_bytes, digest.hexdigest(), self._parent)
 

@@ -285,20 +285,23 @@ class EngineCore:
             self.check_readable()
             yield
 
-    def load(self, write: Callable[[], object], ids: Mapping[str, Int64 | None]) -> None:
-        """Set rows of tables. write : sets them; if it raises, the engine fails; ids : of each table, None: all"""
+    def load(self, write: Callable[[], Mapping[str, Int64 | None]]) -> None:
+        """Set rows of tables.
+
+        write : sets them, and returns the ids by table, None: all; if it raises, the engine fails
+        """
         with self.still(), self._whole():
             for observer in reversed(self.observers):
                 observer.before_load()
             try:
-                write()
+                changed = write()
             except CapacityError:
                 for observer in self.observers:
                     observer.load_refused()
                 raise
             for observer in self.observers:
-                for name, of_table in ids.items():
-                    observer.loaded(name, of_table)
+                for name, ids in changed.items():
+                    observer.loaded(name, ids)
             self.tables.dynamic.forget_changes()
 
     def roll_back(self, replace: Callable[[], Mapping[str, Int64]], clock_offset: int, time: int | None) -> int:
@@ -312,18 +315,16 @@ class EngineCore:
             state, num_frames = gate.get_state(), gate.num_accumulated
             stepped = {**state, "global_step": gate.global_step + 1, "num_accumulated": 0, "contributors": []}
             gate.set_state(stepped, self.pipeline.drain)
-            with self._whole():
-                for observer in reversed(self.observers):
-                    observer.before_load()
+
+            def write() -> Mapping[str, Int64]:
                 self.pipeline.time = time
                 self.set_clock_offset(clock_offset)
                 changed = replace()
                 if any(len(ids) for ids in changed.values()):
                     self.changed_step = gate.global_step
-                for observer in self.observers:
-                    for name, ids in changed.items():
-                        observer.loaded(name, ids)
-                self.tables.dynamic.forget_changes()
+                return changed
+
+            self.load(write)
         return num_frames
 
     def set_clock_offset(self, offset: int) -> None:
