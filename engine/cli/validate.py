@@ -20,14 +20,13 @@ from penstock.cli.command_line import (
 )
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
-from penstock.core.gate import Gate
-from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.core.pipeline import Pipeline, TableStore
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.frames import Frame
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import Counters, too_stale
@@ -222,37 +221,28 @@ def walk(
     pipeline : sums the frames that the gate admits; None: the configuration has errors
     keys : gets the frames, too, and the openings of the gate
     """
-    gate, total = Gate(num_required), Counters()
+    total = Counters()
 
-    def opened(_: int) -> None:
+    def on_open() -> None:
         keys.open(gate.global_step)
-        if pipeline is not None:
-            pipeline.drain()
         total.steps += 1
 
-    def admit(frame: Frame) -> tuple[Frame, bool]:
-        def enter() -> None:
-            if pipeline is not None:
-                pipeline.add(frame)
-            keys.add(frame)
-
-        try:
-            return frame, gate.admit(frame.local_step, enter, frame.contributor)
-        except BadRowsError as error:
-            return admit(error.repaired(frame))
-
-    gate.open_into(opened)
+    trial = TrialGate(num_required, pipeline, on_open)
+    gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:
         for number, frame in islice(numbered, args.limit):
             if frame.is_void:
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
-            frame, admitted = admit(frame)
+            frame, admitted = trial.admit(frame)
+            if admitted:
+                keys.add(frame)
+            trial.open()
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
-    if args.flush and gate.num_accumulated:
-        gate.open_early()
+    if args.flush:
+        trial.open(early=True)
     for check in checks:
         check.end()
         check.say(out)
