@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.base.errors import StateError
 from penstock.checkpoint.arrays import records_of, rows_in
-from penstock.checkpoint.manifests import CLOCK_OFFSET, new_digest, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
@@ -128,7 +129,7 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
                 number, contents = folder.next_number(), _stepped(newest, target)
                 files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
             commit = Commit(number, (*target.chain, *files), contents)
-            folder.name(commit)
+            folder.publish_commit(commit)
             return Rollback(target, commit.step, int(newest.contents["gate"]["num_accumulated"]))
         except BaseException:
             with suppress(OSError, StateError):
@@ -188,10 +189,5 @@ def _without_rows(folder: Folder, number: int, target: Commit, part: str, clock_
         if record.kind in ("store", "directory"):
             records.append(replace(record, arrays={}) if record.kind == "store" else record)
     records += [Record("clock", {"offset": clock_offset}), Record("end")]
-    name, digest, num_bytes = f"{number:08}{part}.delta", new_digest(), 0
-    with folder.files.publishing(name) as file:
-        for piece in (MAGIC, *(piece for record in records for piece in record.pieces())):
-            digest.update(piece)
-            file.write(piece)
-            num_bytes += len(piece)
-    return DataFile(name, num_bytes, digest.hexdigest(), last.digest)
+    pieces = chain([MAGIC], *(record.pieces() for record in records))
+    return folder.write_data(f"{number:08}{part}.delta", last.digest, pieces)

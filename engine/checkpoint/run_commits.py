@@ -9,7 +9,6 @@ from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.core.engine_core import EngineCore
-from penstock.core.observers import Pushed
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
@@ -26,7 +25,7 @@ class RunCommits(CommitListener):
     files : of bad rows and of deltas
     may_commit : called before each commit
 
-    num_skipped : number of frames to skip
+    commits : whether it commits; num_skipped : number of frames to skip
     failed : whether a commit or a bad row could not be written; do not try again
     """
 
@@ -45,6 +44,7 @@ class RunCommits(CommitListener):
         self._core, self._reader, self._start = core, reader, start
         self.counters, self.positions, self._every = counters, positions, every
         self.files, self._may_commit = files, may_commit
+        self.commits = saver is not None
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
         # The positions of the sources in the commit in flight, and in a durable one that no source knows of yet.
@@ -52,10 +52,6 @@ class RunCommits(CommitListener):
         self._durable: list[Position | None] = []
         self.num_skipped = start.num_frames
         self.failed = False
-
-    @property
-    def commits(self) -> bool:
-        return self._commits is not None
 
     def skip(self, frames: Iterator[tuple[int, Frame]], limit: int | None) -> None:
         """Advance the reader's frames to the first one to apply. limit : of all frames, skipped ones included
@@ -75,7 +71,7 @@ class RunCommits(CommitListener):
         """Count the position of a void frame of source ``number``."""
         with self._core.gate.still():
             self.counters.dropped.update(run.frame().dropped)
-            self._count(number, run, 0, 1, False)
+            self.count(number, run, 0, 1, False)
             self.check()
 
     def idle(self) -> None:
@@ -89,14 +85,12 @@ class RunCommits(CommitListener):
                 commits.begin()
         self._acknowledge()
 
-    def count(self, pushed: Pushed) -> None:
+    def count(self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool) -> None:
         """Count frames that have entered the gate, or were stale, in the position. Call it under the same gate lock.
 
+        number : of their source; first, stop : the frames, by their numbers in a run
         ``check`` raises its error later: the frames have been applied. Nothing is committed from then on.
         """
-        self._count(pushed.context.source, pushed.run, pushed.first, pushed.stop, pushed.is_stale)
-
-    def _count(self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool) -> None:
         try:
             if self.files.bad_rows is not None:
                 self.files.bad_rows.append(() if run.blocks is not None else run.frame_at(first).bad_rows)

@@ -95,7 +95,7 @@ class CheckpointSession(StepObserver):
         run: RunCommits | None = pushed.context.run
         if run is not None and pushed.stop > pushed.first:
             with self._counting:
-                run.count(pushed)
+                run.count(pushed.context.source, pushed.run, pushed.first, pushed.stop, pushed.is_stale)
             if self.ledger.positions is not run.positions and self._stores(run):
                 self.ledger.positions = run.positions
 

@@ -13,6 +13,7 @@ says how a tag is written so that no file of it is removed meanwhile.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -48,7 +49,6 @@ _TAG = re.compile(rf"({TAG_NAME})\.tag")
 # A tag that is being written; a killed process leaves it, and it pins its files until it is so old.
 UNFINISHED_TAG = re.compile(rf"\.{TAG_NAME}\.[0-9a-f]{{16}}\.tagging")
 ABANDONED_S = 24 * 3600
-_AT_ONCE = 1 << 20
 # How long to wait for the lock of the folder, and the pause between two attempts.
 LOCK_WAIT_S, LOCK_PAUSE_S = 1.0, 0.01
 # Names that the system surely lists in one piece.
@@ -212,12 +212,15 @@ class Folder:
             "can be read; wait until it has ended, or raise its keep="
         )
 
-    def records(self, commit: Commit, files: Iterable[DataFile]) -> Iterator[Record]:
-        """Yield the records of some files of a commit, one file after the other. Raises StateError."""
+    def records(self, commit: Commit, files: Iterable[DataFile], only_shapes: bool = False) -> Iterator[Record]:
+        """Yield the records of some files of a commit, one file after the other. Raises StateError.
+
+        only_shapes : read no contents of arrays, which are zeros
+        """
         for file in files:
             try:
-                with self.files.open(file.name) as data:
-                    yield from read_records(data, self.files.file(file.name))
+                with self.files.open(file.name, ahead=not only_shapes) as data:
+                    yield from read_records(data, self.files.file(file.name), only_shapes)
             except FileNotFoundError:
                 raise self._missing(commit.number, file.name) from None
 
@@ -254,7 +257,7 @@ class Folder:
         """Return the tags by name. Raises StateError if one is damaged."""
         return [tag for name in self.tag_names() if (tag := self.tag(name)) is not None]
 
-    def publish(self, tag: Tag, unfinished: str, check: Callable[[], object], replace: bool) -> None:
+    def publish_tag(self, tag: Tag, unfinished: str, check: Callable[[], object], replace: bool) -> None:
         """Write a tag as ``unfinished``, which pins its files, and give it its name if ``check`` does not raise.
 
         Raises FileExistsError if there is a tag of the name, unless ``replace``.
@@ -304,7 +307,6 @@ class Folder:
         files : None: all of them; sizes_only : check only that they exist and have their sizes
         """
         for file in commit.files if files is None else files:
-            digest = new_digest()
             try:
                 size = self.files.size(file.name)
                 if size != file.num_bytes:
@@ -313,8 +315,7 @@ class Folder:
                 if sizes_only:
                     continue
                 with self.files.open(file.name) as data:
-                    while piece := data.read(_AT_ONCE):
-                        digest.update(piece)
+                    digest = hashlib.file_digest(data, new_digest)
             except FileNotFoundError:
                 raise self._missing(commit.number, file.name) from None
             except OSError as error:
@@ -331,8 +332,18 @@ class Folder:
             return False
         return True
 
-    def name(self, commit: Commit) -> None:
-        """Write the manifest of a commit, after all files that it lists are durable."""
+    def write_data(self, name: str, parent: str | None, pieces: Iterable[bytes | memoryview]) -> DataFile:
+        """Write a data file, which is durable on return. parent : the digest of the one before it in the chain"""
+        digest, num_bytes = new_digest(), 0
+        with self.files.publishing(name) as file:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+                num_bytes += len(piece)
+        return DataFile(name, num_bytes, digest.hexdigest(), parent)
+
+    def publish_commit(self, commit: Commit) -> None:
+        """Write the manifest of a commit, after all files that it lists are durable: from then on it is there."""
         with self.files.publishing(_manifest(commit.number)) as file:
             file.write(commit.encoded())
 

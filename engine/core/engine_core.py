@@ -350,7 +350,7 @@ class EngineCore:
 
     @property
     def failed(self) -> str | None:
-        return self._failure or self._fork_problem
+        return self._failure or (self._fork_problem if self.is_forked else None)
 
     @property
     def is_forked(self) -> bool:
@@ -358,11 +358,9 @@ class EngineCore:
         return self.gate.process != forks.this_process
 
     @property
-    def _fork_problem(self) -> str | None:
-        """Return why a fork of the engine's process does not change its tables; None in that process."""
+    def _fork_problem(self) -> str:
+        """Return why a fork of the engine's process does not change its tables."""
         process = self.gate.process
-        if not self.is_forked:
-            return None
         if self.is_shared:
             return (
                 f"process {process} shares the tables of this engine, and this process is a fork of it; read them with "
@@ -375,12 +373,10 @@ class EngineCore:
 
     def check_whole(self) -> None:
         """Raise StateError after a step that failed half way, and in a fork of the process of the engine."""
-        if self._failure is None and self.gate.process == forks.this_process:
-            return
         if self._failure is not None:
             raise StateError(f"an earlier step failed half way ({self._failure}); make a new engine from saved tables")
-        if problem := self._fork_problem:
-            raise StateError(problem)
+        if self.gate.process != forks.this_process:
+            raise StateError(self._fork_problem)
 
     def check_readable(self) -> None:
         """Raise StateError as ``check_whole``; a fork may read rows on the host, if no step was in progress then."""

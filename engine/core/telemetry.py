@@ -104,19 +104,19 @@ class Telemetry(StepObserver):
         self.updated, self.num_skipped = Counter(), 0
         self.started_s, self.ended_s = time.perf_counter(), None
         log.info("run began")
+        message: tuple[Any, ...] = ("run ended",)
         try:
             with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.api.run"):
                 yield
         except GeneratorExit:  # the consumer has dropped its deltas
-            self._ended()
             raise
         except BaseException as error:
-            self._ended("run ended by %s: %s", type(error).__name__, error)
+            message = "run ended by %s: %s", type(error).__name__, error
             raise
-        else:
-            self._ended()
+        finally:
+            self._ended(*message)
 
-    def _ended(self, message: str = "run ended", *arguments: Any) -> None:
+    def _ended(self, message: str, *arguments: Any) -> None:
         self.ended_s = time.perf_counter()
         share = self.share()
         self.share = lambda: share  # a reference to the reader would keep its files mapped

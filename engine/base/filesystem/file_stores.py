@@ -58,7 +58,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> io.BufferedReader:
         """Open a file. ahead : it is read from its beginning to its end"""
         return open_regular(self._path / name)
 
@@ -153,7 +153,7 @@ class RemoteStore:
             infos = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
             return [info.base_name for info in infos if info.type.name == "File"]
 
-    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> io.BufferedReader:
         with self._naming(name):
             file = self._fs.open_input_file(self._at(name))
             if ahead:
