@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.base.errors import UsageError
 from penstock.base.validation import place
 from penstock.core.engine_core import EngineCore
-from penstock.model.frames import Float32, Int64
+from penstock.model.frames import Float32
 from penstock.model.learning_rates import LearningRates, Rates
 from penstock.rows.table_io import LoadedTables, TablesReader, write_tables
 
@@ -523,8 +523,3 @@ class TableAccess:
             count = self.core.tables.warm()
         log.info("warm-up: %d programs compiled in %.1f s", count, time.perf_counter() - began_s)
         return count
-
-    def _looked_up(self, ids: Mapping[str, Int64]) -> tuple[dict[str, Float32], int]:
-        """Return the rows by table as a forward pass sees them, and their global step."""
-        with self.core.reading():
-            return {name: self.core.tables.lookup(name, array, True) for name, array in ids.items()}, self.global_step

@@ -127,13 +127,9 @@ class CommitSession:
         """Commit the state that the session starts with, and wait until it is durable; close after an error."""
         try:
             with self._core.gate.still():
-                try:
-                    self.finish(again=True)
-                except BaseException:
-                    self.close()
-                    raise
+                self.finish(again=True)
         except BaseException:
-            self.join()
+            self.abandon()
             raise
 
     def close(self) -> None:
@@ -149,15 +145,14 @@ class CommitSession:
         try:
             with self._core.gate.still():
                 self._closed = True
-                try:
-                    self.finish(self.has_changes)
-                finally:
-                    self.close()
+                self.finish(self.has_changes)
         finally:
-            self.join()
+            self.abandon()
 
-    def join(self) -> None:
-        """Wait for the background thread, after ``close``."""
+    def abandon(self) -> None:
+        """Close, and wait for the background thread."""
+        with self._core.gate.still():
+            self.close()
         self._thread.join()
 
     # ---- inside

@@ -149,9 +149,7 @@ class RunCommits(CommitListener):
     def close(self) -> None:
         """Stop committing, and wait for the background thread."""
         if self._commits is not None and not self._core.is_forked:
-            with self._core.gate.still():
-                self._commits.close()
-            self._commits.join()
+            self._commits.abandon()
 
     def commit_begins(self) -> None:
         self._promised = [entry.position for entry in self.positions.entries]
