@@ -124,7 +124,7 @@ class Engine(TableAccess):
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
-        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.held.ids)
+        self.watch = Telemetry(tables)
         self.core.observe(self.watch)
         in_job = share is not None and not self.commits_alone
         self._reads: LiveReads | None = None
@@ -241,9 +241,8 @@ class Engine(TableAccess):
         with self.core.sharing_errors():
             if options.deltas is None:
                 check_no_deltas(options)
-                return self._source_run(options).run()
-            deltas = Deltas(self.core, options)
-            return self._source_run(options, deltas).run_into(options.deltas)
+                return self._source_run(options, None).run()
+            return self._source_run(options, Deltas(self.core, options), options.deltas).run()
 
     @with_options(StageOptions)
     def stage(self, options: StageOptions) -> pa.RecordBatchReader:
@@ -636,5 +635,5 @@ class Engine(TableAccess):
         if self._reads is not None:
             self._reads.durable(step)
 
-    def _source_run(self, options: StageOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas)
+    def _source_run(self, options: StageOptions, deltas: Deltas | None, target: AnyPath | None = None) -> SourceRun:
+        return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas, target)

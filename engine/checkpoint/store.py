@@ -164,7 +164,6 @@ class Folder:
             raise UsageError(f"checkpoint: no store that pyarrow.fs opens: {str(error).splitlines()[0]}") from error
         self.path = self.files.place
         self._lock: int | None = None
-        self._has_tags = False  # when its names were listed last
 
     def numbers(self) -> list[int]:
         """Return the numbers of the commits, ascending."""
@@ -172,10 +171,8 @@ class Folder:
 
     def next_number(self) -> int:
         """Return the number of the next commit: no commit and no file that a tag may pin has it or a higher one."""
-        names = self._names()
-        # With tags, newer manifests may have been removed, to go back, and their data files are still there.
-        pattern = _OUR_NUMBER if self._has_tags else _COMMIT
-        return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0) + 1
+        # Newer manifests may have been removed, to go back, while tags keep their data files.
+        return max((int(match[1]) for name in self._names() if (match := _OUR_NUMBER.fullmatch(name))), default=0) + 1
 
     def check_place(self, resume: bool) -> None:
         """Raise UsageError if a run may not commit to this folder."""
@@ -475,9 +472,7 @@ class Folder:
 
     def _names(self) -> Sequence[str]:
         try:
-            names = [name for name in self.files.names() if name != PASSES]
-            self._has_tags = any(_TAG.fullmatch(name) for name in names)
-            return names
+            return [name for name in self.files.names() if name != PASSES]
         except OSError as error:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
 

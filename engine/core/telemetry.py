@@ -15,8 +15,9 @@ from typing import Any
 
 from penstock.core.gate import Gate
 from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
-from penstock.core.sampling import KnownAs, Moment, Probe, Read
+from penstock.core.sampling import Moment, Probe
 from penstock.model.stats import Counters, Stale, TableReport
+from penstock.rows.table_set import TableSet
 
 log = logging.getLogger("penstock")
 
@@ -60,8 +61,8 @@ class MetricsSnapshot:
 class Telemetry(StepObserver):
     """The counts and times of one engine.
 
-    read : (table, ids) → their weights, callable inside a step
-    known_as : (table, local ids) → the ids that the user knows
+    tables : of the engine
+
     stage_s : seconds of reading, summing (including validation), steps, and saving, since the last run began
     updated, num_steps : table → rows that the optimizer was applied to, and the number of steps, since then
     recent_s : seconds of the last steps of all runs; on an accelerator, of their dispatch
@@ -72,8 +73,8 @@ class Telemetry(StepObserver):
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
-    def __init__(self, read: Read, known_as: KnownAs) -> None:
-        self._read, self._known_as = read, known_as
+    def __init__(self, tables: TableSet) -> None:
+        self._tables = tables
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.updated: Counter[str] = Counter()
         self.num_steps = 0
@@ -92,7 +93,7 @@ class Telemetry(StepObserver):
     def look_closer(self) -> None:
         """Create the probe, if there is none."""
         if self.probe is None:
-            self.probe = Probe(self._read, self._known_as)
+            self.probe = Probe(self._tables)
 
     @contextmanager
     def run(

@@ -159,7 +159,7 @@ class LookAhead:
         with core.gate.still():
             assert core.gate.num_required is not None
             pipeline = Pipeline(stores, ThreadTeam(core.pipeline.team.threads))
-            self._gate = TrialGate(core.gate.num_required, pipeline, partial(self._opened, stores))
+            self._gate = TrialGate(core.gate.num_required, pipeline, partial(self._note_opening, stores))
             self._gate.gate.set_state(core.gate.get_state())
             for name, store in stores.items():
                 state: dict[str, Any] = {}
@@ -170,7 +170,7 @@ class LookAhead:
                     state |= {f"{number}.{key}": array for key, array in of_frame.items()}
                 store.set_state(state)
 
-    def _opened(self, stores: Mapping[str, TableStore]) -> None:
+    def _note_opening(self, stores: Mapping[str, TableStore]) -> None:
         self._openings.append({name: [frame.ids for frame in store.look()[0]] for name, store in stores.items()})
         self._num_opened += 1
 
