@@ -54,14 +54,14 @@ class Engine(TableAccess):
         "mean" divides each row's sum by the number of frames that contain the row, "sum" does not. None: the
         configuration's, else "mean".
     seed : int
-        Of the random initial values.
+        Seed of the random initial values.
     threads : int or None
-        Of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its container.
-        Results do not depend on it.
+        Threads of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its
+        container. Results do not depend on it.
     share : (int, int) or None
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
-        Of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
+        Variant of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
     shared : str, path or None
         A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
         processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
@@ -309,7 +309,7 @@ class Engine(TableAccess):
         contributor : str, int or None
             The producer, for ``gate.explain()`` and ``gate.stale``.
         time : int or None
-            Of the frame, in seconds, for tables with the clock "time", which need it.
+            Time of the frame, in seconds, for tables with the clock "time", which need it.
 
         Returns
         -------
@@ -435,7 +435,7 @@ class Engine(TableAccess):
         deduplication_data : DeduplicationData or None
             What ``recv_activations`` returned for this batch.
         time : int or None
-            Of the frame, in seconds, for tables with the clock "time", which need it.
+            Time of the frame, in seconds, for tables with the clock "time", which need it.
 
         Returns
         -------

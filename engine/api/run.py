@@ -15,7 +15,7 @@ import pyarrow as pa
 import penstock.base.interrupts as interrupts
 from penstock.api.deltas import Deltas
 from penstock.api.planning.look_ahead import LookAhead, looked_ahead
-from penstock.base.validation import INT64_MAX, function, is_uri, place, share, whole
+from penstock.base.validation import INT64_MAX, fraction, function, is_uri, place, whole
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core.engine_core import EngineCore
@@ -61,7 +61,7 @@ class SourceRun:
         self._core, self._session, self._telemetry, self._gate = core, session, telemetry, gate
         self._options, self._counters, self._deltas = options, Counters(), deltas
         self._limit = None if options.limit is None else whole("limit", options.limit, 0)
-        self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
+        self._max_stale = None if options.max_stale is None else fraction("max_stale", options.max_stale)
         self._rates = LearningRates(core.config.num_tags, options.learning_rates, core.config.schedules)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
         read = ReadOptions.of_config(
@@ -212,7 +212,7 @@ class SourceRun:
         interrupts.check()
 
     def _fraction(self) -> float | None:
-        """Return the share of the input that was applied, or is next, if known."""
+        """Return the fraction of the input that was applied, or is next, if known."""
         return self._reader.fraction() if self._ahead is None else self._ahead.fraction
 
     def _may_commit(self) -> bool:

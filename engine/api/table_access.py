@@ -194,7 +194,7 @@ class TableAccess:
         Returns
         -------
         pyarrow.Array
-            Of the table's key type, shape (n,).
+            The keys, in the table's key type, shape (n,).
 
         Raises
         ------

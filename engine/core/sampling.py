@@ -19,7 +19,7 @@ from penstock.model.frames import Coalesced, Float32, Float64, Frame, Int64, Row
 from penstock.model.stats import Counters
 from penstock.rows.table_set import TableSet
 
-SHARE = 0.0015  # of the time, for sampling rows
+FRACTION = 0.0015  # of the time, for sampling rows
 ALLOWANCE_S = 0.005  # in addition, so that short runs are sampled too
 SAMPLED_ROWS = 256  # per table and sample, for how far rows move
 SAMPLED_IDS = 512  # per sample, of all tables of a frame, for hot ids
@@ -124,7 +124,7 @@ def tables_of(samples: Sequence[IdSample]) -> dict[str, SampledTable]:
 
 
 def hot_ids(samples: Sequence[IdSample]) -> list[tuple[str, int, float]]:
-    """Return (table, id, share of the table's rows): the most frequent ids of each table."""
+    """Return (table, id, fraction of the table's rows): the most frequent ids of each table."""
     return [
         (name, int(table.ids[index]), float(table.rows[index] / table.rows.sum()))
         for name, table in list(tables_of(samples).items())[:MAX_TABLES]
@@ -140,7 +140,7 @@ class SampleBudget:
 
     def may(self) -> bool:
         """Return whether there is time for a sample. A plain comparison, because every frame and step calls it."""
-        return self._spent_s <= ALLOWANCE_S + SHARE * (time.perf_counter() - self._began_s)
+        return self._spent_s <= ALLOWANCE_S + FRACTION * (time.perf_counter() - self._began_s)
 
     @contextmanager
     def look(self) -> Iterator[None]:

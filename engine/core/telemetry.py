@@ -31,7 +31,7 @@ class MetricsSnapshot:
 
     counters : of the current or last run, and of frames outside runs
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
-    moments, hot : sampled; hot : (table, id, share of the table's rows), of each table
+    moments, hot : sampled; hot : (table, id, fraction of the table's rows), of each table
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
@@ -49,7 +49,7 @@ class MetricsSnapshot:
     num_compiles: int = 0
     problems: Sequence[str] = ()
     seconds: float = 0.0
-    share: float | None = None
+    fraction: float | None = None
     num_skipped: int = 0
     of_service: Mapping[str, int] | None = None
     first_bad: Mapping[str, str]
@@ -66,8 +66,8 @@ class Telemetry(StepObserver):
     stage_s : seconds of reading, summing (including validation), steps, and saving, since the last run began
     updated, num_steps : table → rows that the optimizer was applied to, and the number of steps, since then
     recent_s : seconds of the last steps of all runs; on an accelerator, of their dispatch
-    counters, share, first_bad : of the current or last run; the share of its input that is read (None: unknown), and
-        by reason the first dropped row
+    counters, fraction, first_bad : of the current or last run; the fraction of its input that is read (None: unknown),
+        and by reason the first dropped row
     num_skipped : frames of that run that were skipped, because the checkpoint already contains them
     of_service : of a service: returns its counts of producers and callers, as its status has them; None: not a service
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
@@ -80,7 +80,7 @@ class Telemetry(StepObserver):
         self.num_steps = 0
         self.recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self.counters = Counters()
-        self.share: Callable[[], float | None] = lambda: None
+        self.fraction: Callable[[], float | None] = lambda: None
         self.first_bad: Mapping[str, str] = {}
         self.num_skipped = 0
         self.of_service: Callable[[], Mapping[str, int]] | None = None
@@ -97,10 +97,10 @@ class Telemetry(StepObserver):
 
     @contextmanager
     def run(
-        self, counters: Counters, share: Callable[[], float | None], first_bad: Mapping[str, str]
+        self, counters: Counters, fraction: Callable[[], float | None], first_bad: Mapping[str, str]
     ) -> Iterator[None]:
         """Return a context for one run: reset the counts and times, and record its start and end."""
-        self.counters, self.share, self.first_bad = counters, share, first_bad
+        self.counters, self.fraction, self.first_bad = counters, fraction, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
         self.updated, self.num_skipped = Counter(), 0
         self.started_s, self.ended_s = time.perf_counter(), None
@@ -119,8 +119,8 @@ class Telemetry(StepObserver):
 
     def _ended(self, message: str, *arguments: Any) -> None:
         self.ended_s = time.perf_counter()
-        share = self.share()
-        self.share = lambda: share  # a reference to the reader would keep its files mapped
+        fraction = self.fraction()
+        self.fraction = lambda: fraction  # a reference to the reader would keep its files mapped
         counted = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if arguments else logging.INFO
         log.log(level, message, *arguments, extra={"penstock": counted | {"seconds": self.seconds}})

@@ -125,7 +125,7 @@ class Numbers:
 def tiny_blocks(monkeypatch):
     monkeypatch.setattr("penstock.checkpoint.incremental.BLOCK_BYTES", 4 * 4 * 4)
     monkeypatch.setattr("penstock.checkpoint.incremental.ROOM_BYTES", 12 * 4 * 4)
-    monkeypatch.setattr("penstock.checkpoint.incremental.SHARE", 1e9)
+    monkeypatch.setattr("penstock.checkpoint.incremental.COPYING_FRACTION", 1e9)
 
 
 ACTIONS = st.lists(st.one_of(IDS, st.sampled_from(["begin", "advance", "idle", "unknown"])), max_size=30)
