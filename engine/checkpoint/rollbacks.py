@@ -47,16 +47,6 @@ class SavedState:
             local_files = commit.files if isinstance(folder.path, Path) else ()
             self._mapped = {file: list(records_of(folder, commit, file)) for file in local_files}
 
-    def clock_offset(self, step: int) -> int:
-        """Return the offset of the clock of an engine that takes this state at a step."""
-        return step - self.commit.step + int(self.commit.contents[CLOCK_OFFSET])
-
-    @property
-    def time(self) -> int | None:
-        """The largest time of any frame."""
-        time: int | None = self.commit.contents["pipeline"].get("time")
-        return time
-
     def replace(self, core: EngineCore) -> dict[str, Int64]:
         """Replace rows and keys, and return the ids of the changed ones of every table."""
         tables = core.tables
@@ -137,6 +127,11 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
             raise
 
 
+def clock_offset(target: Commit, step: int) -> int:
+    """Return the offset of the clock of tables that take the state of a commit at a step."""
+    return step - target.step + int(target.contents[CLOCK_OFFSET])
+
+
 def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, place: str) -> None:
     """Raise StateError if the tables of a commit are others than those that would be rolled back to it."""
     saved = {table["name"]: table for table in commit.contents["tables"]}
@@ -176,7 +171,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         "pipeline": pipeline if time is None else {**pipeline, "time": time},
         "counters": counters,
         "positions": positions,
-        CLOCK_OFFSET: step - target.step + int(target.contents[CLOCK_OFFSET]),
+        CLOCK_OFFSET: clock_offset(target, step),
     }
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from penstock.base.errors import StateError, UsageError
+from penstock.base.errors import UsageError
 from penstock.base.validation import whole
 from penstock.checkpoint.engine_state import describe, tables_to_save
 from penstock.checkpoint.incremental import Saver
@@ -41,15 +41,6 @@ class Savers:
         self.current: Saver | None = None
         # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[str, tuple[str, ...]] = {}
-
-    def last(self, action: str) -> tuple[Folder, Commit]:
-        """Return the folder of the current saver, and its last commit. Raises StateError if there is none."""
-        with self._core.gate.still():
-            if self._core.is_forked:
-                self._core.check_whole()
-            if self.current is None or self.current.last is None:
-                raise StateError(f"{action}: this engine has no commit yet; save it, or run it with checkpoint=")
-            return self.current.folder, self.current.last
 
     def begin(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         """Create the current saver, of a folder whose last commit the state is."""

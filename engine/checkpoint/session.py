@@ -13,7 +13,7 @@ from penstock.base.validation import whole
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.ledger import Ledger
-from penstock.checkpoint.rollbacks import Rollback, SavedState
+from penstock.checkpoint.rollbacks import Rollback, SavedState, clock_offset
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.savers import Savers
 from penstock.checkpoint.source_positions import Positions
@@ -146,15 +146,21 @@ class CheckpointSession(StepObserver):
         """Return this engine's folder, and its last commit. Raises StateError if there is none, and in a job."""
         if self._in_job:
             raise StateError(f"{action}: this engine holds a share of the rows; use penstock {action} DIR for its job")
-        return self._savers.last(action)
+        with self._core.gate.still():
+            if self._core.is_forked:
+                self._core.check_whole()
+            saver = self._savers.current
+            if saver is None or saver.last is None:
+                raise StateError(f"{action}: this engine has no commit yet; save it, or run it with checkpoint=")
+            return saver.folder, saver.last
 
     def roll_back(self, state: SavedState) -> Rollback:
         """Step forward to the state of another commit, and drop the frames in the gate."""
         with self._core.still():
-            offset = state.clock_offset(self._core.global_step + 1)
-            num_frames = self._core.roll_back(lambda: state.replace(self._core), offset, state.time)
-            self.ledger.counters.rolled_back += num_frames
             commit, saver = state.commit, self._savers.current
+            offset, time = clock_offset(commit, self._core.global_step + 1), commit.contents["pipeline"].get("time")
+            num_frames = self._core.roll_back(lambda: state.replace(self._core), offset, time)
+            self.ledger.counters.rolled_back += num_frames
             if saver is not None and self.is_same(commit) and commit.parts == (self._savers.part.name,):
                 saver.rolled_back(commit)
             return Rollback(commit, self._core.global_step, num_frames)
@@ -208,7 +214,7 @@ class CheckpointSession(StepObserver):
         files = RunFiles(self._core.gate.still, self.ledger.files.committed)
         run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
         has_committed = None if saver is None else saver.has_committed
-        with closing(run), files.opened(quarantine, open_deltas, resume, has_committed):
+        with closing(run), files.open_for_run(quarantine, open_deltas, resume, has_committed):
             with self._core.gate.still():
                 if self._stores(run):
                     self.ledger.count_into(counters)

@@ -211,5 +211,4 @@ def _after_fork_in_child() -> None:
         gate._lock, gate.is_torn = threading.RLock(), not is_still
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -225,7 +225,7 @@ class Job:
             joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
             opened = partial(open_deltas, options.deltas, joined.schema, driver.changed_step)
         is_committed = None if folder is None else lambda: driver.has_committed
-        with files.opened(self._quarantine, opened, commit is not None, is_committed):
+        with files.open_for_run(self._quarantine, opened, commit is not None, is_committed):
             ended = driver.run(files, joined)
         driver.positions.check_stale(options.max_stale)
         state_hash = None
