@@ -13,6 +13,7 @@ import errno
 import fcntl
 import io
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -87,7 +88,7 @@ class Operations:
         os.unlink(path)
 
     def remove_folder(self, path: Path) -> None:
-        os.rmdir(path)
+        shutil.rmtree(path)
 
 
 @cache
@@ -286,11 +287,6 @@ def remove(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder with everything in it, or see that it is gone."""
-    for entry in sorted(path.iterdir()) if path.is_dir() else ():
-        if entry.is_dir() and not entry.is_symlink():
-            remove_folder(entry)
-        else:
-            remove(entry)
     with suppress(FileNotFoundError), _naming(path):
         operations.remove_folder(path)
 
