@@ -40,13 +40,7 @@ class CommitSession:
     has_changes : whether the positions count a frame that no commit contains, or the tables are those of no commit
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        saver: Saver,
-        every: int | None,
-        listener: CommitListener,
-    ) -> None:
+    def __init__(self, core: EngineCore, saver: Saver, every: int | None, listener: CommitListener) -> None:
         self._core, self._saver, self._every, self._listener = core, saver, every, listener
         self._step = core.global_step  # of the last commit begun
         self.has_changes = saver.last is None or saver.has_new_tables
@@ -166,7 +160,6 @@ class CommitSession:
     def _copy_while_idle(self) -> None:
         seen = 0
         try:
-            self._core.tables.prepare_thread()
             while True:
                 self._wake.wait()
                 with self._core.gate.still():

@@ -214,7 +214,7 @@ class CheckpointSession(StepObserver):
         files = RunFiles(self._core.gate.still, self.ledger.files.committed)
         run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
         has_committed = None if saver is None else saver.has_committed
-        with closing(run), files.open_for_run(quarantine, open_deltas, resume, has_committed):
+        with closing(run), files.open(quarantine, open_deltas, resume, has_committed):
             with self._core.gate.still():
                 if self._stores(run):
                     self.ledger.count_into(counters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, report the findings, and return the exit code."""
-    rates, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
         rates_text = several(config.num_tags, "dynamic learning rate")
@@ -74,14 +74,13 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
         keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {"on_bad_row": "drop", "merge": None}
-        missing = LearningRates(config.num_tags, rates, config.schedules).missing
+        missing = LearningRates(config.num_tags, args.learning_rates, config.schedules).missing
         options = ReadOptions.of_config(config, keywords, rates_needed=missing)
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:
             keys = KeyChecks(config if memory else None)
             required = args.num_required or config.gate_num_required or 1
-            pipeline = pipeline_of(config) if memory else None
-            walked = walk(checks, options, required, pipeline, args, keys, out)
+            walked = walk(checks, options, required, stores_of(config) if memory else {}, args, keys, out)
             walked |= keys.say(out)
     stale_errors = walked.pop("stale_errors", [])
     of_config = [str(finding) for finding in findings if finding.severity == "error"]
@@ -201,30 +200,31 @@ def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
     return expanded(text)
 
 
-def pipeline_of(config: EmbeddingConfig) -> Pipeline:
+def stores_of(config: EmbeddingConfig) -> dict[str, TableStore]:
     """Return what sums the rows between two openings, as a replay does: a sum may leave the finite range."""
-    stores = {spec.name: TableStore(None, spec.dim, accumulate=spec.accumulate, mean=False) for spec in config.tables}
-    return Pipeline(stores, ThreadTeam(1))
+    counts = {"mean": False, "count_frames": True, "count_rows": True}
+    return {spec.name: TableStore(None, spec.dim, accumulate=spec.accumulate, **counts) for spec in config.tables}
 
 
 def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
     num_required: int,
-    pipeline: Pipeline | None,
+    stores: Mapping[str, TableStore],
     args: argparse.Namespace,
     keys: KeyChecks,
     out: Output,
 ) -> dict[str, Any]:
     """Pass the frames of all sources through a gate without tables. Print and return the resulting counts.
 
-    pipeline : sums the frames that the gate admits; None: the configuration has errors
-    keys : gets the frames, too, and the openings of the gate
+    stores : of the rows that the gate admits, by table; empty: the configuration has errors
+    keys : gets the openings of the gate
     """
-    total = Counters()
+    pipeline, total = Pipeline(stores, ThreadTeam(1)) if stores else None, Counters()
 
     def on_open() -> None:
-        keys.open(gate.global_step)
+        if pipeline is not None:
+            keys.open(gate.global_step, pipeline)
         total.steps += 1
 
     trial = TrialGate(num_required, pipeline, on_open)
@@ -236,8 +236,6 @@ def walk(
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
             frame, admitted = trial.admit(frame)
-            if admitted:
-                keys.add(frame)
             trial.open()
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
