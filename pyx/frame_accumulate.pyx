@@ -15,16 +15,8 @@ from ._types cimport index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Vocabulary, part_find
 from .gradient_blocks cimport blocks_of
+from .progress cimport enters, is_set, leaves, set_flag, takes, yield_a_moment
 from .row_sums cimport BAD, DISTURBED, LARGE, NOTHING, WORKED, part_check, part_fold
-
-
-cdef extern from "progress.h" nogil:
-    bint is_set(const int* flag)
-    void set_flag(int* flag)
-    bint takes(int* flag)
-    void yield_a_moment(int number)
-    void enters(int* num_threads)
-    bint leaves(int* num_threads)
 
 
 cdef enum:

@@ -3,13 +3,6 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from ._types cimport id_t
 
-cdef extern from *:
-    """
-    #define PENSTOCK_PREFETCH(address) __builtin_prefetch(address)
-    """
-    # A hint to fetch a cache line that will be needed a few turns of a loop later; it cannot fault.
-    void prefetch "PENSTOCK_PREFETCH" (const void* address) noexcept nogil
-
 cdef extern from "id_buckets.h" nogil:
     enum:
         MOST_SLOTS

@@ -8,28 +8,17 @@ from libc.string cimport memset
 from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
+from .page_counters cimport (
+    BEING_WRITTEN, MOST_WRITERS, NUM_WORDS, PAGES_BEGIN, begin_word, end_copy, end_step, load_word, page_version,
+    read_again, store_word,
+)
+from .prefetch cimport prefetch
 from .row_keys cimport FIRST_ROW, KeySlot, KeySlots, RowKeys, find_key, key_home, key_mix
 from .row_updates cimport Table, num_pages, place, set_layout
-
-cdef extern from "page_counters.h" nogil:
-    enum: PAGES_BEGIN
-    enum: MOST_WRITERS
-    uint64_t BEING_WRITTEN
-    uint64_t page_version(const uint64_t* counters, int64_t page, int64_t num_threads, int64_t per_thread,
-                          uint64_t* complete)
-    void end_copy()
-    void read_again(int times)
-    uint64_t load_word(const uint64_t* word)
-    void store_word(uint64_t* word, uint64_t value)
-    void begin_word(uint64_t* word)
-    enum: NUM_WORDS
-    void end_step(uint64_t* words, uint64_t step)
 
 cdef extern from *:
     """
     #include <string.h>
-
-    #define penstock_prefetch_shared(address) __builtin_prefetch(address)
 
     /* The one function of a reader that reads rows while they may be written: what it copied counts once the version of
        the page is the same before and after. */
@@ -38,7 +27,6 @@ cdef extern from *:
     }
     """
     void copy_shared_row(float* into, const float* row, int64_t num_floats) noexcept nogil
-    void prefetch "penstock_prefetch_shared" (const void* address) noexcept nogil
 
 cdef enum:
     BLOCK = 64          # rows that are located before the first of them is copied

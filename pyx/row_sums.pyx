@@ -15,6 +15,9 @@ from libc.string cimport memmove
 from ._types cimport index_t, real_t
 from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
+from .progress cimport (
+    ALL_DONE, MOMENTS, ThreadTime, is_set, lock, lost_time_since, published, set_flag, sleep_a_moment, thread_time, unlock,
+)
 
 cdef extern from "row_kernels.h":
     enum: MOST_AHEAD
@@ -25,20 +28,6 @@ cdef extern from "row_kernels.h":
     double largest_rows_f32(int isa, const char* rows, long stride, const index_t* row_index, const float* scales,
                             long n, long dim) nogil
     double largest_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
-
-cdef extern from "progress.h" nogil:
-    enum: MOMENTS
-    ctypedef struct ThreadTime:
-        pass
-    ThreadTime thread_time()
-    bint lost_time_since(ThreadTime since)
-    const int64_t ALL_DONE
-    bint is_set(const int* flag)
-    void set_flag(int* flag)
-    int64_t published(const int64_t* progress)
-    void sleep_a_moment(int number)
-    void lock(int* flag)
-    void unlock(int* flag)
 
 cdef enum:
     TURN = 8 * CHUNK     # rows that a thread takes at a time

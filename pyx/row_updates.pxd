@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport grad_t, id_t
+from .page_counters cimport page_bits_of
 from .partition cimport Shards, locate_one, shards_of
 
 cdef extern from "rule.h" nogil:
@@ -16,10 +17,6 @@ cdef extern from "rule.h" nogil:
         const float** grads
         int64_t num_rows, num_known, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
-
-cdef extern from "page_counters.h" nogil:
-    enum: PAGES_BEGIN
-    int page_bits_of(int64_t num_rows)
 
 cdef enum:
     # Rows whose addresses lie on the stack of the thread that updates them.

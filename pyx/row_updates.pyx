@@ -9,8 +9,9 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy, memmove
 
-from ._types cimport id_t
-
+from .page_counters cimport ROWS_MARKED, begin_batch, end_batch
+from .prefetch cimport prefetch
+from .progress cimport lock, take_number, unlock
 
 cdef extern from "<fenv.h>" nogil:
     ctypedef struct fenv_t:
@@ -23,29 +24,14 @@ cdef extern from "<fenv.h>" nogil:
     int feclearexcept(int exceptions)
 
 
-cdef extern from "progress.h" nogil:
-    void lock(int* flag)
-    void unlock(int* flag)
-
-
-cdef extern from "page_counters.h" nogil:
-    enum: ROWS_MARKED
-    void begin_batch(uint64_t* counters, int64_t first_page, int page_bits, const int64_t* rows, int64_t n)
-    void end_batch(uint64_t* counters)
-
-
 cdef extern from *:
     """
-    #define prefetch(address) __builtin_prefetch(address)
     #define set_bit(words, bit) \
         ((void)__atomic_fetch_or((words) + ((bit) >> 6), (uint64_t)1 << ((bit) & 63), __ATOMIC_RELAXED))
     #define note(place, table) __atomic_store_n(place, table, __ATOMIC_RELAXED)
-    #define take(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
     """
-    void prefetch(const void* address) nogil
     void set_bit(uint64_t* words, int64_t bit) nogil
     void note(const Table** place, const Table* table) nogil
-    int64_t take(int64_t* counter) nogil
 
 
 # ---- one work item
@@ -232,10 +218,10 @@ cdef void work(StepContext* p) noexcept nogil:
     cdef int64_t item
     cdef uint64_t* counters = NULL
     if p.counters != NULL:
-        counters = p.counters + take(&p.next_thread) * p.counters_per_thread
+        counters = p.counters + take_number(&p.next_thread) * p.counters_per_thread
     fegetenv(&before)
     fesetenv(FE_DFL_ENV)
-    item = take(&p.next_item)
+    item = take_number(&p.next_item)
     while item < p.num_items:
         if p.is_sweep:
             sweep_chunk(p, item, counters)
@@ -243,5 +229,5 @@ cdef void work(StepContext* p) noexcept nogil:
             start_item(p, item)
         else:
             touch_item(p, item, counters)
-        item = take(&p.next_item)
+        item = take_number(&p.next_item)
     fesetenv(&before)

@@ -12,19 +12,13 @@ from libc.string cimport memset
 from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
-
 from .accumulator cimport isa_of
 from .buffer_pool cimport Sums
+from .page_counters cimport NUM_WORDS, PAGES_BEGIN, begin_word, end_step
 from .row_updates cimport (
     CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, NotFinite, Op, Rule, Segment, StepContext, StepPlan,
-    Sweep, Table, PAGES_BEGIN, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
+    Sweep, Table, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
 )
-
-
-cdef extern from "page_counters.h" nogil:
-    enum: NUM_WORDS
-    void begin_word(uint64_t* word)
-    void end_step(uint64_t* words, uint64_t step)
 
 
 cdef extern from "update_rules.h" nogil:

@@ -9,7 +9,6 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from penstock.pyx._types cimport id_t
 from penstock.pyx.buffer_pool cimport Block, Pool
-from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.initial_rows import philox_key
 from penstock.pyx.keys.directory_state cimport (
     restore_candidates, restore_keys, restore_removed, saved_removed, sorted_candidates, sorted_entries,
@@ -19,6 +18,7 @@ from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
     is_expired, key_mix, key_unmix, shards_bytes, shards_divide, shards_free, shards_init,
 )
+from penstock.pyx.prefetch cimport prefetch
 
 POLICIES = {None: 0, "lru": EVICT_LRU, "lfu": EVICT_LFU}
 

@@ -13,13 +13,7 @@ from penstock.pyx.keys.key_shards cimport (
     rank_lowest, rank_nearly_sorted, removed_add, removed_has, removed_reserve, shard_of,
 )
 from penstock.pyx.keys.victims cimport Lowest, lowest_place, lowest_scores, score_all
-
-cdef extern from *:
-    """
-    /* GCC takes a function that does nothing but prefetch for one without effects, and drops its calls; not with this. */
-    #define penstock_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
-    """
-    void prefetch "penstock_prefetch" (const void* address) noexcept nogil
+from penstock.pyx.prefetch cimport prefetch_kept
 
 cdef enum:
     SPARE = 16              # an eviction leaves a shard's rows // SPARE free
@@ -39,7 +33,7 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
     age(opening.shards, shard, opening.shards.generation)
     for j in range(begin, end):
         if j + AHEAD < end_ahead(opening, s):
-            prefetch(opening.key_rows + opening.absent_keys[j + AHEAD].position)
+            prefetch_kept(opening.key_rows + opening.absent_keys[j + AHEAD].position)
             prefetch_candidate(opening, opening.absent_keys[j + AHEAD].mixed)
         decision.num_back += opening.absent_keys[j].value != ABSENT
         opening.fate[j] = ADMITTED if is_admitted(opening, shard, &opening.absent_keys[j]) else WAITS
@@ -75,9 +69,9 @@ cdef inline void prefetch_candidate(const Opening* opening, uint64_t mixed) noex
     cdef const Shards* shards = opening.shards
     cdef const Shard* shard = &shards.each[shard_of(shards, mixed)]
     if shard.young.size:
-        prefetch(shard.young.entries + key_home(mixed, shards.bits, shard.young.slots))
+        prefetch_kept(shard.young.entries + key_home(mixed, shards.bits, shard.young.slots))
     if shard.old.size:
-        prefetch(shard.old.entries + key_home(mixed, shards.bits, shard.old.slots))
+        prefetch_kept(shard.old.entries + key_home(mixed, shards.bits, shard.old.slots))
 
 
 cdef inline bint is_admitted(const Opening* opening, const Shard* shard, AbsentKey* key) noexcept nogil:
@@ -236,8 +230,8 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     for k in range(num_removed):
         if k + AHEAD < num_removed:
             mixed = decision.removed[k + AHEAD].mixed
-            prefetch(entries + key_home(mixed, shards.bits, shards.slots))
-            prefetch(shard.lately.prints + key_home(mixed, shards.bits, shard.lately.slots))
+            prefetch_kept(entries + key_home(mixed, shards.bits, shards.slots))
+            prefetch_kept(shard.lately.prints + key_home(mixed, shards.bits, shard.lately.slots))
         mixed = decision.removed[k].mixed
         key_remove(entries, shards.slots, shards.bits, key_find(entries, shards.slots, shards.bits, mixed))
         removed_add(&shard.lately, &shard.before, shard.num_rows, shards.bits, mixed)
@@ -248,7 +242,7 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
         key = &opening.absent_keys[j]
         mixed = key.mixed
         if j + FAR_AHEAD < opening.num_listed:
-            prefetch(shards.entries + home_of(shards, opening.absent_keys[j + FAR_AHEAD].mixed))
+            prefetch_kept(shards.entries + home_of(shards, opening.absent_keys[j + FAR_AHEAD].mixed))
         if j + AHEAD < end_ahead(opening, s):
             prefetch_candidate(opening, opening.absent_keys[j + AHEAD].mixed)
         if opening.fate[j] == ADMITTED:

@@ -7,9 +7,9 @@ that depends on it, which a processor would predict wrongly, and only the lowest
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.key_shards cimport EVICT_LFU, KeyEntry, Shards, decayed
 from penstock.pyx.keys.shard_decisions cimport Opening
+from penstock.pyx.prefetch cimport prefetch
 
 cdef enum:
     FAR = 96                # entries: a shard was last used steps ago, and its memory arrives slowly
