@@ -11,8 +11,7 @@ from ._types cimport id_t, index_t
 from .gradient_blocks cimport GradientBlocks, blocks_of
 from .id_table cimport IdBits, IdMap, best_isa
 from .buffer_pool cimport Block, Sums
-from .buffer_pool import divide
-from .coalesce cimport Mark, harmless, part_carry, part_clear, part_find, part_undo
+from .coalesce cimport Mark, divide, harmless, part_carry, part_clear, part_find, part_undo
 from .part_memory cimport MOST_PARTS, PartMemory
 from .row_sums cimport part_fold
 
@@ -154,12 +153,14 @@ cdef class Accumulator(PartMemory):
         Returns one ``Sums`` per part; an id is in one of them, in order of first appearance. Raises MemoryError:
         nothing has changed then.
         """
-        # Everything that can fail comes before the first change.
-        cdef tuple drained = self.sums()
-        cdef list divided = [(drained[p].sums, self._occurrences(p)[:, 1]) for p in range(self.num_parts)
-                             if mean and self._marks[p] is not None]
-        for sums, counts in divided:
-            divide(sums, counts)
+        cdef Py_ssize_t p
+        cdef tuple drained = self.sums()  # all that can fail
+        for p in range(self.num_parts):
+            if mean and self.parts[p].marks != NULL:
+                if self.frame.wide:
+                    divide(&self.parts[p], <double*>self.parts[p].sums, self.dim)
+                else:
+                    divide(&self.parts[p], <float*>self.parts[p].sums, self.dim)
         self._clear()
         return drained
 

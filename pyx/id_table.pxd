@@ -28,6 +28,11 @@ cdef class IdTable:
     cdef int _make_room(self, size_t num_ids) except -1
 
 
+cdef class IdBits:
+    cdef uint8_t* bits
+    cdef size_t num_bytes
+
+
 # Where the vocabulary is known and not huge: four bytes per row of the table, no hashing.
 #
 # An entry is a number that only grows: base + index for an id that is held now. Entries below base are of openings
@@ -36,10 +41,5 @@ cdef class IdMap:
     cdef uint32_t* entries
     cdef Py_ssize_t size
     cdef uint32_t base, run_base
-    cdef size_t num_bytes
+    cdef IdBits memory
     cdef int make_room(self, Py_ssize_t num_rows) except -1
-
-
-cdef class IdBits:
-    cdef uint8_t* bits
-    cdef size_t num_bytes

@@ -44,7 +44,7 @@ cdef class PartMemory:
         cdef Py_ssize_t p, buckets = 0
         for p in range(self.num_parts):
             buckets += self.parts[p].buckets.reserved
-        return (self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + (self.map.num_bytes if self.map is not None else 0)
+        return (self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + (self.map.memory.num_bytes if self.map is not None else 0)
                 + self._pool.touched_bytes())
 
     cdef int set_parts(self, Py_ssize_t num_parts) except -1:

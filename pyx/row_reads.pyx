@@ -14,7 +14,7 @@ from .page_counters cimport (
 )
 from .prefetch cimport prefetch
 from .row_keys cimport FIRST_ROW, KeySlot, KeySlots, RowKeys, find_key, key_home, key_mix
-from .row_updates cimport Table, num_pages, place, set_layout
+from .row_updates cimport Table, num_pages, row_of, set_layout
 
 cdef extern from *:
     """
@@ -238,7 +238,7 @@ cdef inline int part_of(const ReadTable* t, id_t key, int64_t* row) noexcept nog
     """The part of an id, and its row there; below 0 where the id is outside the table."""
     cdef int64_t part
     for part in range(t.num_parts):
-        row[0] = place(&t.layout, part * t.layout.shards_per_device, key)
+        row[0] = row_of(&t.layout, part * t.layout.shards_per_device, key)
         if row[0] != -1:
             return <int>part
     return 0

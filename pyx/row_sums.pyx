@@ -6,13 +6,11 @@ group in order, so the sum of an id is one left fold, whichever threads add its 
 ``combine`` sums looked-up rows into activations with the same loops.
 """
 
-import numpy as np
-
-from libc.math cimport INFINITY, isfinite
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memmove
 
-from ._types cimport index_t, real_t
+from ._types cimport index_t
 from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
 from .progress cimport (
@@ -251,42 +249,6 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
         if largest == INFINITY:
             return BAD
     return WORKED if largest <= frame.harmless else LARGE
-
-
-def overflowing_rows(real_t[:, ::1] sums not None, const index_t[::1] slots not None, const real_t[:, ::1] rows not None,
-                     const index_t[::1] which, const real_t[::1] gains):
-    """Add rows to sums one by one, in order, but for those that take a sum out of the finite range.
-
-    sums : float32 or float64, shape (s, dim), finite; changed in place
-    slots : int64, shape (n,), the sum of each row; rows : of the same type, shape (m, dim)
-    which : int64, shape (n,), the row of each; None: all in order; gains : shape (n,), the factor of each; None: none
-    Returns a bool mask (n,) of the rows that were not added. Slow. Twin: ``reference.overflowing_rows``.
-    """
-    cdef Py_ssize_t n = slots.shape[0], dim = sums.shape[1], k, c, row
-    cdef real_t value
-    cdef bint leaves
-    if rows.shape[1] != dim or (which is None and rows.shape[0] != n):
-        raise ValueError("the shapes of sums, slots and rows do not match")
-    if (which is not None and which.shape[0] != n) or (gains is not None and gains.shape[0] != n):
-        raise ValueError("the shapes of slots, which and gains do not match")
-    mask = np.zeros(n, np.bool_)
-    cdef uint8_t[::1] flags = mask.view(np.uint8)
-    cdef real_t[::1] total = np.empty(dim, np.float32 if real_t is float else np.float64)
-    for k in range(n):
-        row = k if which is None else which[k]
-        if not 0 <= row < rows.shape[0] or not 0 <= slots[k] < sums.shape[0]:
-            raise ValueError("a row or a slot is out of range")
-        leaves = False
-        for c in range(dim):
-            value = rows[row, c]
-            if gains is not None:
-                value = value * gains[k]
-            total[c] = sums[slots[k], c] + value
-            leaves |= not isfinite(total[c])
-        flags[k] = leaves
-        if not leaves:
-            sums[slots[k], :] = total
-    return mask
 
 
 # ---- activations: sums of looked-up rows

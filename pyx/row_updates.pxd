@@ -26,15 +26,12 @@ cdef enum:
     # Chunks of one work item of a large segment. The rows at an item's beginning are not asked for early, so items are
     # long; but there are enough to keep all threads busy to the end. Two threads share 4,000 rows.
     MOST_CHUNKS = 8
-    # Slots of a rule at most, and parts of a table.
-    MAX_PARTS = 4
 
 
 cdef enum Op:
     UPDATE
     WRITE
     READ
-    START
 
 
 cdef struct Table:              # what is fixed for a table, the same on all its devices
@@ -50,7 +47,6 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     int64_t row_floats, num_rows, ahead
     int page_bits               # the logarithm of the rows of a page
     int64_t first_page          # of the counters of a device's tables
-    float starts[MAX_PARTS]
     const float* zeros
 
 
@@ -63,7 +59,7 @@ cdef struct Segment:            # rows of one table and one host array; ids is N
     int64_t num_rows
     int64_t first_item, rows_per_item
     float lr
-    int64_t sweep               # of the plan's, where the rule is not lazy; else -1
+    int64_t sweep               # of the step's, where the rule is not lazy; else -1
 
 
 cdef struct Sweep:              # a table whose every row the step changes
@@ -73,7 +69,7 @@ cdef struct Sweep:              # a table whose every row the step changes
     int64_t first_item
 
 
-cdef struct StepPlan:              # one step: the same for all devices
+cdef struct StepWork:           # one step: the same for all devices
     Op op
     int64_t first_copied, num_copied    # floats of a row to read or write
     Segment* segments
@@ -90,7 +86,7 @@ cdef struct NotFinite:          # rows that an update has made so since they wer
 
 
 cdef struct StepContext:        # one step on one device, shared by the threads that do it
-    const StepPlan* plan
+    const StepWork* work
     float* floats               # of all tables
     int64_t device
     uint64_t* touched           # a bit per row of the tables whose rule is not lazy
@@ -105,7 +101,7 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
                                 # NULL: there are none
 
 
-cdef void work(StepContext* p) noexcept nogil
+cdef void do_items(StepContext* p) noexcept nogil
 
 
 cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
@@ -127,7 +123,7 @@ cdef inline int64_t num_pages(const Table* t) noexcept nogil:
 
 cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shards, bint mod, int64_t rows_per_shard,
                             int64_t shards_per_device) noexcept nogil:
-    """Arguments as in partition.place."""
+    """Arguments as in partition.destinations."""
     t.vocabulary_size, t.shards = vocabulary_size, shards_of(vocabulary_size, num_shards, mod)
     t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
     t.whole = not mod and shards_per_device >= num_shards
@@ -135,7 +131,7 @@ cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shard
     t.page_bits = page_bits_of(t.num_rows)
 
 
-cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
+cdef inline int64_t row_of(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
     """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
     cdef id_t shard, row
     if <uint64_t>key >= <uint64_t>t.vocabulary_size:

@@ -125,7 +125,7 @@ class LiveReads(StepObserver):
         assert on_host is not None
         tables, member = on_host
         tables.count_pages()
-        plan, layout = tables.plans[member], tables.layouts[member]
+        rule, layout = tables.rules[member], tables.layouts[member]
         keys, file = self._keys(spec)
         described = TableLayout(
             spec.name,
@@ -135,9 +135,9 @@ class LiveReads(StepObserver):
             layout.mod,
             layout.rows_per_shard,
             layout.shards_per_device,
-            plan.row_floats,
-            plan.first_float,
-            plan.first_page,
+            rule.row_floats,
+            rule.first_float,
+            rule.first_page,
             tuple(map(self._file_of, tables.arrays)),
             tuple(map(self._file_of, tables.counters)),
             spec.id_type,

@@ -91,7 +91,7 @@ class LookupPlan:
                 raise UsageError(
                     f"feature '{path}': {shape[0]} samples cannot be distributed evenly over {num_devices} devices"
                 )
-        owners, rows = layout.place(unique_ids)
+        owners, rows = layout.locate(unique_ids)
         asking = [_asking(owners, rows, features, uses, device, num_devices) for device in range(num_devices)]
         owned = []
         for owner in range(num_devices):

@@ -66,7 +66,7 @@ class TableLayout:
     """Where the rows of a table lie.
 
     num_rows : ids are below it; of a table with keys, that many have a row at once
-    num_shards, mod, rows_per_shard, shards_per_part : as in ``pyx.partition.place``
+    num_shards, mod, rows_per_shard, shards_per_part : as in ``pyx.partition.destinations``
     row_floats : of a row with its slots, which follow the ``dim`` weights
     rows, pages : the files of every device: rows from ``first_float`` on, counters of pages from ``first_page`` on
     keys : of a dynamic table

@@ -31,7 +31,6 @@ from penstock.serving.flight.messages import (
     path_of,
 )
 from penstock.serving.service.auth import ADMISSION, CallAdmission, Certificates, Right
-from penstock.serving.service.connections import when_free
 from penstock.serving.service.lookup_streams import LookupAnswers, request_schema
 from penstock.serving.service.put_streams import Producers
 from penstock.serving.service.sequencer import Sequencer
@@ -81,9 +80,6 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
         self._service = service
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
-    def _prepare(self) -> None:
-        """Prepare the thread of a call."""
-
     @contextmanager
     def _serving(self, context: Any, *rights: Right) -> Iterator[None]:
         """Serve an admitted call in the block, on a thread that may be new. rights : that the caller's role needs"""
@@ -92,7 +88,6 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
             call.set_peer(context.peer())
             for right in rights:
                 call.check(right)
-            when_free(self._prepare)
             yield
 
     def _act(self, kind: str, body: Any) -> dict[str, Any]:
@@ -139,9 +134,6 @@ class FlightServer(AnsweringServer):
     actions = ACTIONS
     _service: EngineService
 
-    def _prepare(self) -> None:
-        self._service.engine.core.tables.prepare_thread()
-
     # ---- gradients and deltas
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -176,7 +168,6 @@ class FlightServer(AnsweringServer):
             """Write deltas until the producer's stream ends."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
-                when_free(self._service.engine.core.tables.prepare_thread)
                 for batch, _ in self._service.readers.get(ticket, over.is_set).messages:
                     with writing:
                         writer.write_batch(batch)
