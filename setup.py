@@ -59,7 +59,6 @@ KERNELS = [
     "id_table",
     "initial_rows",
     "locked_calls",
-    "part_memory",
     "partition",
     "plain_batches",
     "row_keys",
@@ -76,7 +75,6 @@ KERNELS = [
     "keys.key_shards",
     "keys.shard_decisions",
     "keys.shard_sample",
-    "keys.victims",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"

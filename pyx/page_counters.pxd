@@ -14,7 +14,6 @@ cdef extern from "page_counters.h" nogil:
     uint64_t page_version(const uint64_t* counters, int64_t page, int64_t num_threads, int64_t per_thread,
                           uint64_t* complete)
     void end_copy()
-    void read_again(int times)
     uint64_t load_word(const uint64_t* word)
     void store_word(uint64_t* word, uint64_t value)
     void begin_word(uint64_t* word)

@@ -27,7 +27,7 @@ static inline void spin(void) {
 #endif
 }
 
-/* Wait for the number-th time in a row: for rows, which another thread looks up meanwhile at full speed. */
+/* Wait for the number-th time in a row: for rows, which another thread looks up or writes meanwhile at full speed. */
 static inline void yield_a_moment(int number) {
     if (number < SPINS)
         spin();

@@ -10,9 +10,10 @@ from posix.unistd cimport usleep
 from ._types cimport grad_t, id_t
 from .page_counters cimport (
     BEING_WRITTEN, MOST_WRITERS, NUM_WORDS, PAGES_BEGIN, begin_word, end_copy, end_step, load_word, page_version,
-    read_again, store_word,
+    store_word,
 )
 from .prefetch cimport prefetch
+from .progress cimport yield_a_moment
 from .row_keys cimport FIRST_ROW, KeySlot, KeySlots, RowKeys, find_key, key_home, key_mix
 from .row_updates cimport Table, num_pages, row_of, set_layout
 
@@ -277,7 +278,7 @@ cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, LastBa
             end_copy()
             if version_of(t, part, row, complete) == version:
                 return True
-        read_again(tries)
+        yield_a_moment(tries)
     return False
 
 
@@ -306,5 +307,5 @@ cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* abs
             if version_of(t, part, row, complete) == version:
                 absent[0] = expired
                 return True
-        read_again(tries)
+        yield_a_moment(tries)
     return False

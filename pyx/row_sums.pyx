@@ -21,11 +21,12 @@ cdef extern from "row_kernels.h":
     enum: MOST_AHEAD
     double fold_rows_f32(int isa, float* sums, long dim, const uint32_t* slots, const float** rows, const float* scales,
                       long n, long ahead) nogil
-    double fold_rows_f64(int isa, double* sums, long dim, const uint32_t* slots, const double** rows, long n,
-                      long ahead) nogil
+    double fold_rows_f64(int isa, double* sums, long dim, const uint32_t* slots, const double** rows,
+                         const double* scales, long n, long ahead) nogil
     double largest_rows_f32(int isa, const char* rows, long stride, const index_t* row_index, const float* scales,
                             long n, long dim) nogil
-    double largest_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
+    double largest_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, const double* scales,
+                            long n, long dim) nogil
 
 cdef enum:
     TURN = 8 * CHUNK     # rows that a thread takes at a time
@@ -160,7 +161,7 @@ cdef double fold_turn(Buffered* b, const Part* part, const Frame* frame, const T
         num_ahead = b.num_rows - n
         if frame.wide:
             largest = max(largest, fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots,
-                                                 <const double**>b.rows, n, num_ahead))
+                                                 <const double**>b.rows, NULL, n, num_ahead))
         else:
             largest = max(largest, fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
                                                  b.scales if b.scaled else NULL, n, num_ahead))
@@ -242,7 +243,7 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
         else:
             rows += first * source.stride
         if frame.wide:
-            largest = max(largest, largest_rows_f64(frame.isa, rows, source.stride, row_index, n, frame.dim))
+            largest = max(largest, largest_rows_f64(frame.isa, rows, source.stride, row_index, NULL, n, frame.dim))
         else:
             largest = max(largest, largest_rows_f32(frame.isa, rows, source.stride, row_index,
                                                     source.scales + first if source.scales != NULL else NULL, n, frame.dim))

@@ -155,7 +155,7 @@ class LiveReads(StepObserver):
         else:
             memory = self._folder.allocate("keys", num_words(capacity), np.uint64)
         keys, table = RowKeys(memory, capacity, salt, expire_after), self._core.tables.dynamic[spec.name]
-        table.share_keys(keys)
+        table.publish_keys(keys)
         return keys, KeyFile(self._file_of(memory), salt, expire_after, table.absent)
 
 

@@ -22,7 +22,7 @@ from penstock.rows.bridge.mesh_selection import make_mesh
 from penstock.rows.bridge.program_cache import Programs
 from penstock.rows.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.rows.bridge.stacking import Stack
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 
 DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["host", "xla"])

@@ -25,7 +25,7 @@ from penstock.base.errors import PenstockError, StateError, TargetError, listed,
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.serving.flight import Client, Delta
 
 Float32 = npt.NDArray[np.float32]

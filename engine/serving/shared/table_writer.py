@@ -15,7 +15,7 @@ from penstock.model.config.id_ranges import valid_ids
 from penstock.model.frames import Float32, Int64
 from penstock.pyx import update
 from penstock.pyx.row_keys import RowKeys, num_words
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.shared.header import KeyFile, TableLayout
 
