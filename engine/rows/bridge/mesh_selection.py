@@ -30,7 +30,7 @@ LIBRARIES = ("TPU_LIBRARY_PATH", "PJRT_NAMES_AND_LIBRARY_PATHS")
 
 
 class ProcessGroup(Protocol):
-    """The processes that a mesh spans, as ``contrib/meshes`` implements them. rank : of this process; count : of processes"""
+    """The processes that a mesh spans (``contrib/meshes`` has them). rank : of this process; count : of processes"""
 
     rank: int
     count: int
