@@ -203,7 +203,7 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
     cdef int64_t rows[BLOCK]
     cdef int parts[BLOCK]
     cdef int64_t k, count, key_row, dim = t.layout.dim
-    cdef int outcome
+    cdef bint copied
     cdef LastBatches complete
     complete.part = -1
     while first < n:
@@ -222,14 +222,13 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
         for k in range(count):
             if k + MOST_AHEAD < count:
                 prefetch_row(t, parts[k + MOST_AHEAD], rows[k + MOST_AHEAD])
-            if t.keys != NULL:
-                outcome = copy_by_key(t, <uint64_t>ids[first + k], out + (first + k) * dim, &absent[first + k],
-                                      &complete)
+            if t.keys != NULL:  # a literal for each way: the compiler makes a function of each
+                copied = copy_row(t, True, ids[first + k], 0, 0, out + (first + k) * dim, &absent[first + k], &complete)
             elif rows[k] < 0:
                 return -1 - (first + k)
             else:
-                outcome = copy_row(t, parts[k], rows[k], out + (first + k) * dim, &complete)
-            if not outcome:
+                copied = copy_row(t, False, 0, parts[k], rows[k], out + (first + k) * dim, NULL, &complete)
+            if not copied:
                 return first + k
         first += count
     return n
@@ -267,45 +266,38 @@ cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcep
         prefetch(t.parts[part].rows + row * t.layout.row_floats + k)
 
 
-cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, LastBatches* complete) noexcept nogil:
-    """Returns False if its page was being written all the time."""
-    cdef uint64_t version
+cdef inline bint copy_row(const ReadTable* t, bint by_key, id_t key, int part, int64_t row, float* out, uint8_t* absent,
+                          LastBatches* complete) noexcept nogil:
+    """Returns False if its page was being written all the time.
+
+    by_key : the row of a key, which may pass to another key: it counts if the key has it between two equal versions
+    """
+    cdef const KeySlot* slot = NULL
+    cdef uint64_t version, state = 0
+    cdef int64_t key_row = 0
+    cdef bint is_own = True, expired = False
     cdef int tries
     for tries in range(MOST_TRIES):
-        version = version_of(t, part, row, complete)
-        if version != BEING_WRITTEN:
-            copy_shared_row(out, t.parts[part].rows + row * t.layout.row_floats, t.layout.dim)
-            end_copy()
-            if version_of(t, part, row, complete) == version:
+        if by_key:
+            slot = find_key(t.keys, <uint64_t>key, &key_row)
+            if slot == NULL:
+                absent[0] = True
                 return True
-        yield_a_moment(tries)
-    return False
-
-
-cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* absent, LastBatches* complete) noexcept nogil:
-    """The row of a key, which may pass to another key: it counts if the key has it between two equal versions."""
-    cdef const KeySlot* slot
-    cdef uint64_t version, state
-    cdef int64_t key_row = 0, row = 0
-    cdef bint expired
-    cdef int part, tries
-    for tries in range(MOST_TRIES):
-        slot = find_key(t.keys, key, &key_row)
-        absent[0] = slot == NULL
-        if slot == NULL:
-            return True
-        state = <uint64_t>key_row + FIRST_ROW
-        part = part_of(t, key_row, &row)
-        if row < 0:
-            return False  # damaged memory
+            state = <uint64_t>key_row + FIRST_ROW
+            part = part_of(t, key_row, &row)
+            if row < 0:
+                return False  # damaged memory
         version = version_of(t, part, row, complete)
-        if version != BEING_WRITTEN and load_word(&slot.state) == state and load_word(&slot.key) == key:
+        if by_key:
+            is_own = load_word(&slot.state) == state and load_word(&slot.key) == <uint64_t>key
             expired = t.keys.expire_after >= 0 and <int64_t>(
                 load_word(t.keys.clock) - load_word(&t.keys.last[key_row])) > t.keys.expire_after
+        if version != BEING_WRITTEN and is_own:
             copy_shared_row(out, t.parts[part].rows + row * t.layout.row_floats, t.layout.dim)
             end_copy()
             if version_of(t, part, row, complete) == version:
-                absent[0] = expired
+                if by_key:
+                    absent[0] = expired
                 return True
         yield_a_moment(tries)
     return False
