@@ -69,7 +69,6 @@ KERNELS = [
     "update",
     "keys.directory",
     "keys.directory_plan",
-    "keys.directory_state",
     "keys.key_lookup",
     "keys.key_owners",
     "keys.key_shards",

@@ -206,12 +206,13 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Gradi
         if bad:
             part_undo(part, vocabulary)
             break
-        gate.admit_one()
+        gate.num_accumulated += 1
         run.next += 1
         run.number += 1
         if opens:
             step_rows(accumulator, part, step, run, <uint64_t>gate.global_step + 1)
-            gate.pass_through()
+            gate.num_accumulated = 0
+            gate.global_step += 1
             accumulator.first_frame = run.number
             # So many ids again, at most; where there is no memory for the index, another path says so.
             if vocabulary.entries == NULL and not id_buckets_reserve(&part.buckets, run.room, part.ids):

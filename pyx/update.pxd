@@ -26,7 +26,7 @@ cdef class Step:
     cdef object arrays, interrupt
     cdef bint is_open
     cdef int64_t num_helping
-    cdef const Table* begin_small(self, Py_ssize_t number) except NULL
+    cdef int begin_small(self, Py_ssize_t number) except -1
     cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr,
                            uint64_t step) noexcept nogil
     cdef int _do_all(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1

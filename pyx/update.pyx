@@ -48,13 +48,13 @@ cdef class TableRule:
 
     rule : one of ``rules``
     numbers : the rule's parameters, switches and limits, by the field names of Rule; one that is missing is 0
-    num_shards, mod, rows_per_shard, shards_per_device : as in partition.destinations
+    rows_per_shard, num_shards, shards_per_device, mod : as in partition.destinations; by default one shard has all rows
     target : one of ``accumulator.targets``; "": the best
     first_float : where the table begins in the array of floats that every device has
     name : in errors
     """
-    def __init__(self, str rule, numbers, *, int64_t dim, int64_t vocabulary_size, int64_t num_shards, bint mod,
-                 int64_t rows_per_shard, int64_t shards_per_device, bint non_lazy=False, str target="",
+    def __init__(self, str rule, numbers, *, int64_t dim, int64_t vocabulary_size, int64_t rows_per_shard,
+                 int64_t num_shards=1, int64_t shards_per_device=1, bint mod=False, bint non_lazy=False, str target="",
                  int64_t first_float=0, str name=""):
         cdef Table* t = &self.table
         cdef const RuleEntry* entry = entry_of(rule, target)
@@ -257,13 +257,12 @@ cdef class Step:
                 usleep(20)
         return 0
 
-    cdef const Table* begin_small(self, Py_ssize_t number) except NULL:
+    cdef int begin_small(self, Py_ssize_t number) except -1:
         """Prepare for ``update_small`` of a table, until ``_release``. Raises MemoryError."""
-        cdef const Table* table = &(<TableRule?>self.rules[number]).table
         self._begin(UPDATE)
-        self._next(table, 1, 0, -1)
+        self._next(&(<TableRule?>self.rules[number]).table, 1, 0, -1)
         self.context.is_sweep, self.context.touched = False, NULL
-        return table
+        return 0
 
     cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr,
                            uint64_t step) noexcept nogil:

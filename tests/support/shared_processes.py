@@ -36,9 +36,9 @@ class Writer:
 
     def __init__(self, folder, counts_pages=True):
         rules, first = [], 0
-        layout = {"dim": DIM, "vocabulary_size": ROWS, "num_shards": 1, "rows_per_shard": ROWS, "shards_per_device": 1}
+        layout = {"dim": DIM, "vocabulary_size": ROWS, "rows_per_shard": ROWS}
         for name in TABLES:
-            rules.append(update.TableRule("momentum", NUMBERS, mod=False, first_float=first, name=name, **layout))
+            rules.append(update.TableRule("momentum", NUMBERS, first_float=first, name=name, **layout))
             first = rules[-1].end
         self.folder, self.team = SharedFolder(folder), ThreadTeam(THREADS)
         floats = self.folder.allocate("rows", first, np.float32)

@@ -246,17 +246,7 @@ class _Rows:
 
     def __init__(self, folder: SharedFolder, spec: SharedTable) -> None:
         self.spec, name, num_rows = spec, spec.name, spec.num_rows
-        rule = update.TableRule(
-            "sgd",
-            {},
-            dim=spec.dim,
-            vocabulary_size=num_rows,
-            num_shards=1,
-            mod=False,
-            rows_per_shard=num_rows,
-            shards_per_device=1,
-            name=name,
-        )
+        rule = update.TableRule("sgd", {}, dim=spec.dim, vocabulary_size=num_rows, rows_per_shard=num_rows, name=name)
         self._floats = folder.allocate("rows", rule.end, np.float32)
         self._step = update.Step([rule], [self._floats])
         counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint64)
