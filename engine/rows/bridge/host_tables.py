@@ -126,18 +126,15 @@ class HostTables:
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         call_under(self._lock, self._run, self._step.copy, member, ids, values, part, True)
 
-    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        for part, values in enumerate(parts):
-            self.write(member, ids, values, part)
+    def put(self, member: int, ids: Int64, rows: Float32) -> None:
+        call_under(self._lock, self._run, self._step.copy, member, ids, rows, None, True)
 
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
         first, dim = 0, self.layouts[member].dim
         for block in weights:
             rows = np.empty((len(block), self.rules[member].row_floats), np.float32)
             rows[:, :dim], rows[:, dim:] = block, self._starts[member]
-            call_under(
-                self._lock, self._run, self._step.copy, member, ids[first : first + len(block)], rows, None, True
-            )
+            self.put(member, ids[first : first + len(block)], rows)
             first += len(block)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
