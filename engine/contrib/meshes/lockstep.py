@@ -2,7 +2,7 @@
 
 A round is one call of every process, or one frame of each one's source. Its frames enter together: the gate counts
 those of all processes, opens after the round that brings ``num_required``, and every process steps. Each sums its own
-frames; the tables add the sums of the processes in the order of ranks (``bridge/processes``).
+frames; the tables add the sums of the processes in the order of ranks (row_exchange.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import NO_FRAMES, Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.model.learning_rates import LearningRates
-from penstock.rows.bridge.mesh_selection import Processes
+from penstock.rows.bridge.mesh_selection import ProcessGroup
 from penstock.rows.table_set import TableSet
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class LockstepCore(EngineCore):
     pipeline: ProcessSums
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> ProcessGroup:
         return self.pipeline.processes
 
     def observe(self, observer: StepObserver) -> None:
@@ -144,7 +144,7 @@ class ProcessSums(Pipeline):
     Tables that keep frames separate apply those of the first process, then those of the second, and so on.
     """
 
-    def __init__(self, stores: Mapping[str, TableStore], team: ThreadTeam, processes: Processes, mean: bool) -> None:
+    def __init__(self, stores: Mapping[str, TableStore], team: ThreadTeam, processes: ProcessGroup, mean: bool) -> None:
         super().__init__(stores, team)
         self.processes, self._mean = processes, mean
 
@@ -191,7 +191,7 @@ def create_core(
     team: ThreadTeam,
 ) -> LockstepCore:
     """Return the core of an engine that spans processes, after all have created an equal one."""
-    processes: Processes | None = tables.processes
+    processes: ProcessGroup | None = tables.processes
     assert processes is not None
     pipeline = ProcessSums(stores, team, processes, reduction == "mean")
     core = LockstepCore(config, tables, pipeline, num_required, reduction, seed)
