@@ -216,15 +216,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
 
 def _reader_of(folder: Path) -> Reader:
     """Return a reader of shared tables, once their writer has published them. Raises KeyboardInterrupt for a signal."""
-    patience = Patience(math.inf)
-    while True:
-        try:
-            reader = Reader(folder)
-        except NoTablesError as error:
-            patience.wait(error)
-        else:
-            patience.good()
-            return reader
+    return Patience(math.inf).call(lambda: Reader(folder), NoTablesError, (NoTablesError,))
 
 
 class Access:
