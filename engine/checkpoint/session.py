@@ -184,7 +184,7 @@ class CheckpointSession(StepObserver):
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
         """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""
         saver = self._savers.opened(folder, KEEP, resume)
-        return CommitSession(self._core, saver, every, listener, self._core.tables.prepare_thread)
+        return CommitSession(self._core, saver, every, listener)
 
     @contextmanager
     def run(
