@@ -176,7 +176,7 @@ def refused(tmp_path, capsys):
 def small_blocks(monkeypatch):
     """Checkpoints are written in many blocks, one after each frame: many steps are applied during a commit."""
     monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
-    monkeypatch.setattr(incremental, "SHARE", 1e9)
+    monkeypatch.setattr(incremental, "COPYING_FRACTION", 1e9)
 
 
 @pytest.fixture
