@@ -168,7 +168,10 @@ class LookupAnswers:
         try:
             options = _options(chunk.app_metadata)
             lookup = self._parsed(chunk.data)
-            self._check_size(lookup)
+            size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
+            if size > self._limits.message_bytes:
+                most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
+                raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
             rows, identity = self._rows.look_up(lookup.ids, *options)
         except (InputError, UsageError, ReadTimeoutError) as error:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
@@ -202,13 +205,6 @@ class LookupAnswers:
         if "table" not in columns:
             return Lookup(dict.fromkeys(self._dims, ids), None)
         return _by_table(columns["table"], ids)
-
-    def _check_size(self, lookup: Lookup) -> None:
-        """Raise InputError if the answer is too large."""
-        size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
-        if size > self._limits.message_bytes:
-            most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
-            raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
 
     def _column(self, rows: list[Float32]) -> pa.Array:
         """Return the rows of several tables as one column."""
