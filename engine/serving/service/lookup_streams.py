@@ -22,7 +22,7 @@ from penstock.base.errors import ConfigError, InputError, ReadTimeoutError, Serv
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
-from penstock.serving.service.auth import AdmittedCall
+from penstock.serving.service.connections import Call
 from penstock.serving.service.limits import Limits
 from penstock.serving.service.sequencer import Sequencer
 
@@ -149,7 +149,7 @@ class LookupAnswers:
         self._schema = pa.schema([("row", self._row)], {DIMS: encoded(self._dims)})
         self._columns: tuple[str, ...] = ()  # of the requests
 
-    def answer_all(self, reader: Any, writer: Any, call: AdmittedCall) -> None:
+    def answer_all(self, reader: Any, writer: Any, call: Call) -> None:
         """Answer all requests of a call.
 
         Raises InputError if the columns are others, ServiceError if the service ends.
@@ -235,7 +235,7 @@ def checked_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> tuple[str, 
     return tuple(name for name in ("table", "ids") if name in names)
 
 
-def _chunks(reader: Any, call: AdmittedCall) -> Iterator[Any]:
+def _chunks(reader: Any, call: Call) -> Iterator[Any]:
     while True:
         call.idle_since_s = time.monotonic()
         try:
