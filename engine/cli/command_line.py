@@ -204,7 +204,7 @@ def check_reading(args: argparse.Namespace) -> tuple[bool, Path | None]:
 
     Raise UsageError for invalid flags, or if standard input is listed twice, since it can be read only once.
     """
-    from penstock.io.decoding.schema import check_columns
+    from penstock.io.decoding.role_types import check_columns
     from penstock.io.quarantine import parse_on_bad_row
 
     check_columns(args.columns)

@@ -26,9 +26,10 @@ from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.watching import pages
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
-from penstock.io.decoding.role_types import is_list
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.role_types import check_columns, is_list
 from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.schema import Roles, check_columns, resolve
+from penstock.io.decoding.schema import Roles, resolve
 from penstock.io.sources.opening import Part, expanded, looks_like_arrow, open_source
 from penstock.io.sources.source_kinds import source_kind
 from penstock.io.table_formats.table_format import TableFormat, inner_formats, tensor_format
@@ -271,7 +272,7 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
     for f in part.schema:
         out.say(f"  {f.name}: {f.type}{'' if f.nullable else ' not null'}")
     try:
-        roles = resolve(part.schema, part.name, columns)
+        roles = resolve(part.schema, part.name, ReadOptions({}, columns=columns or {}))
     except InputError as error:
         if columns:
             raise

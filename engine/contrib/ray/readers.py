@@ -86,7 +86,6 @@ class JobReader:
             saved = Positions.from_state({**positions, "merge": None})
             for number, place in self._at.items():
                 before = saved.of_source(number)
-                self._readers[number].continued = {0} if before.num_frames else ()
                 self._readers[number].unchecked = place.unchecked = before.unchecked
                 before.skip(zip(repeat(0), self._frames[number], strict=False), place)
                 self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
