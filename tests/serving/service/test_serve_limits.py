@@ -100,7 +100,7 @@ def test_a_hundred_clients_at_once_are_served_or_retry():
 
         assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
         assert (service.sequencer.counters.frames, service.engine.global_step) == (100, 100)
-        assert service.sequencer.streams.num_producers == 100
+        assert len(service.sequencer.streams.producers) == 100
         until(lambda: service.admission.num_calls == 0)
 
 
