@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from penstock.base.errors import ConfigError, listed
 from penstock.checkpoint.engine_state import encoded
-from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Float32, Int64
 from penstock.pyx.row_keys import RowKeys, num_words

@@ -16,7 +16,8 @@ import numpy as np
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.base.threads import ThreadTeam
-from penstock.core.engine_core import Context, EngineCore, Pushed, StepObserver
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import NO_FRAMES, Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
