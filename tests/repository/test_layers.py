@@ -158,6 +158,17 @@ def test_only_integrations_import_integrations():
     assert [arrow for arrow in sorted(entering) if not within(arrow[0], ["penstock.contrib", "penstock.bench"])] == []
 
 
+def test_only_the_tests_of_integrations_import_their_libraries():
+    library = (
+        "(confluent_kafka|deltalake|duckdb|flax|h5py|keras|lance|lmdb|nats|opentelemetry|orbax|pandas|polars"
+        r"|prometheus_client|pyiceberg|ray|redis|safetensors|tensorflow|torch)\b"
+    )
+    importing = re.compile(rf"^ *(import|from) {library}|importorskip\(\"{library}", re.MULTILINE)
+    tests = [path for package in {*ORDER} - {"contrib"} for path in (ROOT / "tests" / package).rglob("*.py")]
+    assert len(tests) > 200
+    assert [path.name for path in tests if importing.search(path.read_text())] == []
+
+
 def test_the_architecture_draws_the_imports_between_packages():
     arrows = graph()
     assert {module.split(".")[1] for module in arrows} == set(ORDER)

@@ -228,6 +228,14 @@ def test_a_whole_module_is_refused_with_the_way_to_its_state(tmp_path, torch):
     assert text.endswith("weights_only=False).state_dict(), NEW)")
 
 
+def test_an_archive_of_torchscript_is_refused_with_the_way_to_its_state(tmp_path, torch):
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        for name, content in {"data.pkl": ".", "version": "3", "constants.pkl": "."}.items():
+            archive.writestr(f"m/{name}", content)
+    advice = "a TorchScript archive, of torch.jit.save; save its state_dict: torch.save(torch.jit.load("
+    assert advice in refusal(tmp_path / "m.pt")
+
+
 @LIBRARIES
 def test_kinds_of_tensors_of_torch(tmp_path, torch):
     rows = torch.from_numpy(ROWS)
