@@ -165,10 +165,6 @@ def test_the_generated_page_of_commands_has_all():
     assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
 
 
-def test_the_citation_has_this_version():
-    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-
-
 def groups_of_the_site():
     """Group → its pages, in the order of the navigation."""
     _, _, nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
