@@ -20,6 +20,7 @@ from scripts import loaded
 
 import penstock as ps
 from penstock.checkpoint import incremental
+from penstock.core.engine_core import EngineCore
 from penstock.rows.bridge import program_cache
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
@@ -95,6 +96,20 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """The numbers of frames that passed together."""
+    numbers, push_native = [], EngineCore._push_native
+
+    def push(self, *arguments):
+        pushed = push_native(self, *arguments)
+        numbers.append(0 if pushed is None else pushed.num_frames)
+        return pushed
+
+    monkeypatch.setattr(EngineCore, "_push_native", push)
+    return numbers
 
 
 @pytest.fixture
