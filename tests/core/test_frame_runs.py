@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch
+from ipc import write
 
 import penstock as ps
 from penstock.base import interrupts
@@ -89,8 +90,7 @@ def test_batches_that_are_frames_are_runs_of_one_frame(passed):
 def test_files_without_a_step_follow_files_with_one(tmp_path, steps):
     logs = [log_of([2, 1, 1]), log_of([2] * 20, seed=1).drop_columns(["step"])][:: 1 if steps else -1]
     for number, log in enumerate(logs):
-        with pa.OSFile(str(tmp_path / f"{number}.arrows"), "wb") as file, pa.ipc.new_stream(file, log.schema) as stream:
-            stream.write(log)
+        write(tmp_path / f"{number}.arrows", [log])
     engine, other = engine_of(), engine_of()
     report = engine.run(tmp_path, contribution_rows=4)
     for log in logs:  # the end of a source ends its frame, and a change of the step does so too

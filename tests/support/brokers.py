@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from ipc import stream
 from limits import HANG_S, until
 from services import free_port
 
@@ -17,11 +17,7 @@ from penstock.io.partitions.broker_partition import Message, Partition, Retained
 
 def message_of(batch, *more):
     """A message: an Arrow IPC stream with these batches."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        for each in (batch, *more):
-            writer.write_batch(each)
-    return sink.getvalue().to_pybytes()
+    return stream([batch, *more])
 
 
 def server_path(name):
