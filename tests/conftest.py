@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 from contextlib import closing
-from pathlib import Path
 
 import evidence
 import jax
@@ -16,7 +15,7 @@ from cli import error_line, outcome
 from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 from s3_server import serving
-from scripts import loaded
+from scripts import loaded, recorded
 
 import penstock as ps
 from penstock.checkpoint import incremental
@@ -38,8 +37,6 @@ settings.load_profile("penstock")
 
 # Of a worker of `make test`, after a module and after a test.
 MOST_BYTES, MOST_BYTES_IN_A_MODULE = 400 << 20, 700 << 20
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -190,15 +187,8 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def shared():
-    """shared("golden/x.json"): a file of the recorded results next to a development checkout."""
-
-    def find(name):
-        path = SHARED / name
-        if not path.exists():
-            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
-        return path
-
-    return find
+    """shared("golden/x.json"): a file of the recorded results."""
+    return recorded
 
 
 @pytest.fixture(scope="session")
