@@ -63,7 +63,7 @@ class Engine(TableAccess, ActivationAccess):
         The tables and their optimizers.
     mesh : jax.sharding.Mesh or None
         The rows of every table are sharded over it, also over the processes of a job (docs/meshes.md). None: the
-        accelerators that jax finds in this process, else the host (docs/tpu.md).
+        accelerators that jax finds in this process, else the host (docs/devices.md).
     num_required : int or None
         Frames that open the gate, at least 1. None: the configuration's, else 1.
     reduction : {"mean", "sum"} or None
@@ -77,7 +77,7 @@ class Engine(TableAccess, ActivationAccess):
     share : (int, int) or None
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
-        Of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
+        Of the programs that update rows, or table → variant (docs/devices.md); PENSTOCK_VARIANT takes precedence.
     shared : str, path or None
         A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
         processes read with ``Reader`` (docs/readers.md). None: in memory of this process.

@@ -36,20 +36,12 @@ class CommitSession:
 
     saver : open
     every : steps between two commits; None: only on request
-    prepare : called once on the background thread
 
     has_changes : whether the positions count a frame that no commit contains, or the tables are those of no commit
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        saver: Saver,
-        every: int | None,
-        listener: CommitListener,
-        prepare: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._core, self._saver, self._every, self._listener, self._prepare = core, saver, every, listener, prepare
+    def __init__(self, core: EngineCore, saver: Saver, every: int | None, listener: CommitListener) -> None:
+        self._core, self._saver, self._every, self._listener = core, saver, every, listener
         self._step = core.global_step  # of the last commit begun
         self.has_changes = saver.last is None or saver.has_new_tables
         self._asked = False
@@ -168,7 +160,6 @@ class CommitSession:
     def _copy_while_idle(self) -> None:
         seen = 0
         try:
-            self._prepare()
             while True:
                 self._wake.wait()
                 with self._core.gate.still():

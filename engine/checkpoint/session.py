@@ -184,7 +184,7 @@ class CheckpointSession(StepObserver):
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
         """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""
         saver = self._savers.opened(folder, KEEP, resume)
-        return CommitSession(self._core, saver, every, listener, self._core.tables.prepare_thread)
+        return CommitSession(self._core, saver, every, listener)
 
     @contextmanager
     def run(
@@ -221,7 +221,7 @@ class CheckpointSession(StepObserver):
         run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
-            with files.opened(quarantine, open_deltas, resume, has_committed):
+            with files.open(quarantine, open_deltas, resume, has_committed):
                 if stores:
                     self.files = files
                 with self._core.gate.still():

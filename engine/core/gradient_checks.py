@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -96,7 +95,7 @@ def contributor_of(value: Any) -> int | str | None:
 
 def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
-    array = _array("gradient", value, as_numbers)
+    array = as_numbers(value, "gradient", InputError)
     if isinstance(value, (list, tuple, int, float)):
         if not is_numeric(array):
             raise InputError(f"gradient: expected numbers, got {array.dtype}")
@@ -109,20 +108,13 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
 
 def ids_of(ids: Any) -> Int64:
     """Return ids of any rank as int64. Raises InputError for floats and for ids beyond int64."""
-    array = _array("ids", ids)
+    array = as_array(ids, "ids", InputError)
     exact = exact_integers(ids, array)
     if exact is None:
         raise InputError(f"ids: expected integers, got {array.dtype}")
     if (bad := outside(exact, ANY_INT64)).any():
         raise InputError(f"ids: expected int64, got {exact[bad][0]}")
     return exact.astype(np.int64, copy=False)
-
-
-def _array(role: str, value: Any, convert: Callable[[Any], Array] = as_array) -> Array:
-    try:
-        return convert(value)
-    except ValueError as error:
-        raise InputError(f"{role}: {error}") from None
 
 
 def shape_text(shape: Partial) -> str:

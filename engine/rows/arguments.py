@@ -31,10 +31,7 @@ def checked_parts(
 
 def checked_rows(place: str, rows: Any, num_rows: int, dim: int) -> Float32:
     """Return a contiguous copy of rows, float32 (num_rows, dim). Raises UsageError. place : for messages"""
-    try:
-        array = as_numbers(rows)
-    except ValueError as error:
-        raise UsageError(f"{place}: {error}") from None
+    array = as_numbers(rows, place, UsageError)
     if not is_numeric(array):
         raise UsageError(f"{place}: expected floats of shape {(num_rows, dim)}, got {array.dtype}")
     if array.shape != (num_rows, dim):

@@ -35,10 +35,7 @@ def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
 
         return draw
     values = start(shape, np.float32)
-    try:
-        array = as_numbers(values)
-    except ValueError as error:
-        raise ConfigError(f"table '{spec.name}': its initializer: {error}") from None
+    array = as_numbers(values, f"table '{spec.name}': its initializer", ConfigError)
     if not is_numeric(array):
         raise ConfigError(f"table '{spec.name}': its initializer: expected floats, got {array.dtype}")
     rows = np.array(array, np.float32, order="C")

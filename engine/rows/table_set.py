@@ -220,14 +220,6 @@ class TableSet:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return how many there are."""
         return sum(group.warm() for group in self._groups)
 
-    def prepare_thread(self) -> None:
-        """Allocate the file descriptors that steps on this thread need; call it once per thread.
-
-        Raises OSError if no descriptor is left.
-        """
-        for group in self._groups:
-            group.prepare_thread()
-
     def wait(self) -> None:
         """Block until every update that was dispatched is complete. Raises the errors of updates."""
         for group in self._groups:

@@ -100,10 +100,7 @@ def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> Pl
 
 def array_of(values: Any, name: str) -> Array:
     """Return values as an array. Raises UsageError. name : of the feature, for the message"""
-    try:
-        return as_array(values)
-    except ValueError as error:
-        raise UsageError(f"{name}: {error}") from None
+    return as_array(values, name, UsageError)
 
 
 def _ids_of(ids: Any, name: str) -> Array:

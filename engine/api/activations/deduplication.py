@@ -267,10 +267,7 @@ def split(elements: Sequence[Array]) -> Packed:
 
 def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     """Return the arrays of ``split``, as TensorFlow's MergeDedupData does, with its checks. Raises InputError."""
-    try:
-        vectors, mask = (as_array(integers), as_array(floats)), as_array(mask)
-    except ValueError as error:
-        raise InputError(f"deduplication data: {error}") from None
+    *vectors, mask = (as_array(part, "deduplication data", InputError) for part in (integers, floats, mask))
     for name, vector, kinds in (("integers", vectors[0], "iu"), ("floats", vectors[1], "f")):
         if vector.ndim != 1 or (vector.dtype.kind not in kinds and vector.dtype.name != "bfloat16"):
             raise InputError(f"deduplication data: expected a vector of {name}, got {vector.dtype} {vector.shape}")

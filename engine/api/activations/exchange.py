@@ -123,10 +123,7 @@ class Exchange:
         if gradient is None:
             return None
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
-        try:
-            array = as_numbers(gradient)
-        except ValueError as error:
-            raise UsageError(f"gradient of {name}: {error}") from None
+        array = as_numbers(gradient, f"gradient of {name}", UsageError)
         if array.dtype != np.float32:
             raise UsageTypeError(f"gradient of {name}: expected float32, got {array.dtype}; cast it")
         if array.shape != shape:

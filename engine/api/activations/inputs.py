@@ -54,11 +54,7 @@ def lookups(feature: FeatureSpec, name: str, vocabulary_size: int, batch: Any, w
 def _ragged(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[Array, Int64]:
     """Return flat values and the number of values of each row, int64."""
     if is_arrow(batch):
-        try:
-            column = as_arrow(batch)
-        except ValueError as error:
-            raise UsageError(f"{name}: {error}") from None
-        return _of_arrow(column, name, role, feature)
+        return _of_arrow(as_arrow(batch, name, UsageError), name, role, feature)
     if hasattr(batch, "row_splits") and hasattr(batch, "flat_values"):
         return _of_splits(array_of(batch.row_splits, name), array_of(batch.flat_values, name), name, role)
     array = _as_array(batch, name)

@@ -1,4 +1,4 @@
-"""The gate of a replay with the ids that wait behind it, and no gradients: what every opening will contain."""
+"""The gate of a replay with the rows that wait behind it, and no tables: what every opening will contain."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from penstock.model.frames import Frame
 
 
 class IdGate:
-    """A gate over a pipeline of ids.
+    """A gate over a pipeline.
 
-    stores : by table, of no floats; opened : called at every opening, before the pipeline is drained
+    stores : by table, of no floats where only ids are read
+    opened : called at every opening, before the pipeline is drained
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class IdGate:
         self._opened = opened
 
     def push(self, frame: Frame) -> tuple[Frame, bool]:
-        """Push one frame, whose rows have no floats. Returns it without bad rows, and whether it was admitted.
+        """Push one frame. Returns it without bad rows, and whether it was admitted.
 
         Raises InputError for a bad row.
         """

@@ -186,7 +186,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
     dtype : {"float16", "float32", "float64"} or dtype
         Gradients are summed in it, in arrival order.
     shape : sequence of int or None
-        Of the dense tensor that the rows belong to; None, or dims of -1, where unknown.
+        Shape of the dense tensor that the rows belong to; None, or dims of -1, where unknown.
     reduction : {"MEAN", "SUM"}
         "MEAN" divides each row by the number of gradients that contained its id, "SUM" does not.
     tf_compat : bool

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import UsageError, listed
@@ -58,25 +59,25 @@ class BlamedFrame:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     check_not_read(args.sources, [] if args.out is None else [args.out])
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
-    key = _key_of(config, table, args.id)
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {
         "on_bad_row": "drop" if drops_bad_rows else "error"
     }
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
+    key = _key_of(config, table, args.id)
     reader = FrameReader(args.sources, options)
     gate = Gate(args.num_required or config.gate_num_required or 1)
     blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
 
-    def opened(_: int) -> None:
+    def step(_: int) -> None:
         for frame in waiting:
             frame.opening = gate.global_step + 1
         waiting.clear()
 
-    gate.open_into(opened)
+    gate.open_into(step)
     read, rows, stale_rows = Counter[int](), 0, 0
     with closing(reader.numbered()) as numbered:
         for number, frame in islice(numbered, args.limit):
@@ -128,8 +129,6 @@ def _table_of(config: EmbeddingConfig, name: str | None) -> str:
 
 def _key_of(config: EmbeddingConfig, table: str, row_id: int) -> int:
     """Return the id as frames have it: a uint64 key as an int64 of its bits. Raises UsageError."""
-    if table not in config.id_ranges:
-        raise UsageError(f"table '{table}' is not in the configuration ({listed(config.id_ranges)})")
     size, _ = config.id_ranges[table]
     least, end = bounds(size)
     if not least <= row_id < end:
@@ -169,13 +168,9 @@ def _say(out: Output, args: argparse.Namespace, blamed: list[BlamedFrame], frame
 
 
 def _write(path: Path, blamed: Iterable[BlamedFrame]) -> None:
-    import pyarrow as pa
-
     fields = {"source": pa.utf8(), "frame": pa.int64(), "contributor": pa.utf8(), "step": pa.int64()}
     fields |= {"opening": pa.int64(), "stale": pa.bool_(), "rows": pa.int64(), "norm": pa.float64()}
-    plain = [asdict(frame) | {"contributor": _text(frame.contributor)} for frame in blamed]
-    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
-
-
-def _text(contributor: Contributor) -> str | None:
-    return None if contributor is None else str(contributor)
+    names = [None if frame.contributor is None else str(frame.contributor) for frame in blamed]
+    write_arrow(
+        path, [asdict(frame) | {"contributor": name} for frame, name in zip(blamed, names, strict=True)], fields
+    )

@@ -85,9 +85,6 @@ class BackendTables(Protocol):
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
 
-    def prepare_thread(self) -> None:
-        """Allocate the file descriptors that steps on this thread need. Raises OSError if none is left."""
-
 
 def row_ids(ids: Int64 | int, count: int) -> Int64:
     """Return ids; the first of consecutive rows stands for all of them."""

@@ -97,10 +97,6 @@ class CachedTables:
     def warm(self) -> int:
         return self._device.warm() + self._host.warm()
 
-    def prepare_thread(self) -> None:
-        self._device.prepare_thread()
-        self._host.prepare_thread()
-
     def wait(self) -> None:
         self._device.wait()
         self._host.wait()

@@ -193,9 +193,6 @@ class HostTables:
         """Return 0: nothing is compiled."""
         return 0
 
-    def prepare_thread(self) -> None:
-        """Do nothing: a step opens no file."""
-
     def _run(self, prepare: Callable[..., None], *arguments: Any) -> None:
         """Prepare the step, then run it, under the lock."""
         prepare(*arguments)

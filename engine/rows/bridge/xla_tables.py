@@ -6,9 +6,7 @@ decides what to dispatch when, and from which host memory; the Stack (stacking.p
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -285,18 +283,6 @@ class XlaTables:
         for name, size, line in needed:
             self._program(name, "warm-up", size, line)
         return len(needed)
-
-    def prepare_thread(self) -> None:
-        """Put a number on a device: a thread's first operation opens /dev/urandom for XLA's random numbers.
-
-        On a prepared thread a step opens no file, so it cannot fail halfway for lack of a descriptor.
-        """
-        try:
-            jax.device_put(np.zeros(1, np.float32)).block_until_ready()
-        except (ValueError, RuntimeError) as error:
-            if "random_device" not in str(error):
-                raise
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
 
 def _flat(answers: jax.Array) -> Float32:

@@ -39,9 +39,9 @@ class Progress:
     Attributes
     ----------
     step : int or None
-        Of the target's rows; None: not known yet.
+        Step of the target's rows; None: not known yet.
     epoch : str or None
-        Of ``step``.
+        Epoch of ``step``.
     deltas, transactions : int
         Applied.
     full_copies : int
@@ -72,7 +72,7 @@ class Follower:
     Parameters
     ----------
     client : Client
-        Of the service (``penstock.io.flight.connect``).
+        Client of the service (``penstock.io.flight.connect``).
     target : Target
         The store.
     patience_s : float

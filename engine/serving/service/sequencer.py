@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
 from penstock.base.errors import InputError, ServiceError, UsageError
 from penstock.base.events import FrequentEvent, report
@@ -26,9 +27,6 @@ from penstock.model.stats import Counters
 from penstock.serving.flight.messages import Ack, PutRequest
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.streams import Stream, Streams
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -134,9 +132,11 @@ class Sequencer(CommitListener):
             stream.next = number
             if self.streams.skips(stream):
                 return
+            tally = stream.tally
             if reason is not None:
                 self.counters.dropped[reason] += 1
-            self.streams.pass_over(stream, reason)
+                tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
+            self.streams.count(stream, tally)
             if self._commits is not None:
                 self._commits.frame_counted()
             self.streams.acknowledge(stream)
@@ -275,7 +275,7 @@ class Sequencer(CommitListener):
             self._fail(pushed.full)
             self._check_open()  # raises
         taken = pushed.frame
-        self.streams.count(stream, taken, pushed.is_stale)
+        self.streams.count(stream, stream.tally.plus(taken, pushed.is_stale))
         if pushed.is_stale:
             sender = taken.contributor if stream.contributor is None else stream.contributor
             self._stale_event.report(contributor=sender, step=taken.local_step, global_step=step)

@@ -35,7 +35,7 @@ class SharedTable(NamedTuple):
     num_rows : int
         The number of ids, or of rows for keys at first.
     id_type : {"int64", "uint64"}
-        Of the keys.
+        Type of the keys.
     has_keys : bool
         Whether ids are keys.
     absent : InitialRows
