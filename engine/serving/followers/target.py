@@ -24,7 +24,7 @@ from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
 from penstock.model.frames import Array, Float32
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.serving.flight import Client, Delta
 
 # The key and the number of the format of what targets store, and the key of versions that were never released.
