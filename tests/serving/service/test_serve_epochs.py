@@ -207,19 +207,6 @@ def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
 # ---- the start
 
 
-def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, config, capsys):
-    listen = f"grpc://127.0.0.1:{free_port()}"
-    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
-    follow = ("follow", listen, "--into", f"parquet:{tmp_path / 'rows'}", "--once")
-    with Process(*serve) as service:
-        assert outcome(capsys, *follow)[0] == 0
-        service.end(signal.SIGKILL)
-    with Process(*serve), connect(listen) as client:
-        push(client, FRAMES[:3])
-        code, done, text = outcome(capsys, *follow)
-        assert (code, done and done["step"]) == (0, 3), text
-
-
 def test_a_start_commits_no_row_again(tmp_path):
     folder = tmp_path / "c"
     with serving(folder) as service, client_of(service) as client:

@@ -221,25 +221,6 @@ def test_producers_that_send_first_are_kept_within_the_limit():
         assert service.engine.global_step == 1
 
 
-@pytest.mark.parametrize(
-    ("ticket", "message"),
-    [
-        (b"", "expected a JSON object"),
-        (b"[1]", "expected a JSON object, got list"),
-        (b'{"x": 1}', "expected table or deltas, got x"),
-        (b'{"deltas": {"since": "x"}}', "since: expected a step, got 'x'"),
-        (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
-    ],
-)
-def test_invalid_tickets_are_refused_in_one_line(ticket, message):
-    with service_of() as service:
-        client = flight.connect(service.address.uri)
-        with pytest.raises(flight.FlightServerError, match=message) as error:
-            list(client.do_get(flight.Ticket(ticket)))
-        assert "Traceback" not in str(error.value)
-        client.close()
-
-
 def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_path, monkeypatch):
     class Full(type(atomic_files.operations)):  # type: ignore[misc]
         def write(self, *_):
