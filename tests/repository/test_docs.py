@@ -163,7 +163,7 @@ def test_every_command_on_a_page_parses():
             for line in block.splitlines():
                 arguments = shlex.split(line.removeprefix("$ "), comments=True)
                 if line.startswith("$ penstock ") and "…" not in line:
-                    parse(parser(), arguments[1:])
+                    parse(parser(arguments[1:]), arguments[1:])
 
 
 def test_the_generated_page_of_commands_has_all():

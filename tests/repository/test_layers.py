@@ -1,6 +1,7 @@
 """The packages that ARCHITECTURE.md draws, what each may import, and the import paths that stay."""
 
 import ast
+import functools
 import re
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -17,6 +18,17 @@ CYTHON = {".pyx", ".pxd"}
 FORMER_PATHS = {*FORMER, "penstock.shared", "penstock.io.targets"}
 
 
+def once(generator):
+    """The results of a generator as a tuple, kept: every test reads all modules."""
+    return functools.cache(lambda *arguments: tuple(generator(*arguments)))
+
+
+@functools.cache
+def nodes(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@once
 def modules():
     folders = {"engine": "penstock", "bench": "penstock.bench", "io": "penstock.io", "pyx": "penstock.pyx"}
     for folder, package in folders.items():
@@ -31,17 +43,17 @@ def modules():
         yield module + (".pxd" if path.suffix == ".pxd" else ""), path
 
 
+@once
 def imports(path):
     """(module, whether it is loaded at run time) of every import, also under TYPE_CHECKING."""
     if path.suffix in CYTHON:
         yield from ((module, True) for module in cython_imports(path))
         return
-    tree = ast.parse(path.read_text())
     for_types = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for_types.update(id(child) for statement in node.body for child in ast.walk(statement))
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) not in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,6 +75,7 @@ def cython_imports(path):
             yield match[1]
 
 
+@functools.cache
 def graph():
     """module → the modules that it imports; a name that is imported stands for its module."""
     names = {module for module, _ in modules()}

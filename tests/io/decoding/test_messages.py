@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from brokers import message_of
+from evidence import IS_EVIDENCE, more_as_evidence
 from ipc import stream
 from services import VOCABULARY, config_of, frame
 
@@ -65,10 +66,11 @@ def test_a_message_is_decoded_as_it_is_alone(form):
     assert outcome(after(message_of(CODED), FIRST), OTHERS[form]) == outcome(after(), OTHERS[form])
 
 
+@more_as_evidence
 def test_a_damaged_message_is_decoded_as_it_is_alone():
     whole, rng = message_of(BATCH), np.random.default_rng(0)
     decoder = after(FIRST)
-    for offset in rng.choice(len(whole), 400, replace=False):
+    for offset in rng.choice(len(whole), 400 if IS_EVIDENCE else 150, replace=False):
         damaged = bytearray(whole)
         damaged[offset] ^= 1 << rng.integers(8)
         assert outcome(decoder, bytes(damaged)) == outcome(after(), bytes(damaged)), offset

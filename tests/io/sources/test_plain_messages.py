@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from columns import outcome
+from evidence import IS_EVIDENCE, more_as_evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
@@ -126,11 +127,12 @@ def test_other_batches_are_read_one_by_one(tmp_path, num_messages, form):
     assert not any(num_messages)
 
 
+@more_as_evidence
 @pytest.mark.parametrize("container", NEW)
 def test_a_damaged_log_gives_the_frames_and_the_error_that_it_gives_batch_by_batch(tmp_path, container):
     path = write(tmp_path / "log", container, [batch([1 + step % 3], [step], step) for step in range(6)])
     whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for offset in rng.choice(len(whole), 300, replace=False):
+    for offset in rng.choice(len(whole), 300 if IS_EVIDENCE else 100, replace=False):
         damaged = bytearray(whole)
         damaged[offset] ^= 1 << rng.integers(8)
         for data in (bytes(damaged), whole[:offset]):
