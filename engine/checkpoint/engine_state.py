@@ -33,7 +33,7 @@ from penstock.checkpoint.table_changes import (
     first_names,
     states_of,
 )
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.core.engine_core import EngineCore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tables import Initializer
@@ -147,7 +147,7 @@ def restore(
             f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {path}, and call "
             "read_tables in every process (docs/meshes.md)"
         )
-    chosen = Version.of(path, version)
+    chosen = NamedCommit.of(path, version)
     folder = chosen.folder
 
     def read(commit: Commit) -> E:

@@ -20,7 +20,7 @@ from penstock.checkpoint.savers import Savers, check_address
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in, described, states_of
-from penstock.checkpoint.versions import Version, make_tag
+from penstock.checkpoint.versions import NamedCommit, make_tag
 from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
@@ -142,7 +142,7 @@ class CheckpointSession(StepObserver):
             raise UsageTypeError("rollback: expected a tag or a step, got None")
         if self._in_job:
             raise StateError("rollback: this engine holds a share of the rows; use penstock rollback DIR")
-        chosen = Version.of(self._last_commit("rollback")[0], version)
+        chosen = NamedCommit.of(self._last_commit("rollback")[0], version)
         tables = [described(spec) for spec in self._core.config.tables]
         return chosen.read(lambda commit: SavedState(chosen.folder, commit, tables, self._core.seed))
 

@@ -20,7 +20,7 @@ from penstock.base.filesystem import atomic_files
 from penstock.checkpoint import store
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
-from penstock.checkpoint.versions import Version, branch
+from penstock.checkpoint.versions import NamedCommit, branch
 from penstock.cli import main
 from penstock.model.lineage import Lineage, Parent
 
@@ -28,7 +28,7 @@ STRIDE = 1 if IS_EVIDENCE else 3
 
 
 def branched(folder, new, version=None, **more):
-    return branch(Version.of(folder, version), new, **more)
+    return branch(NamedCommit.of(folder, version), new, **more)
 
 
 def no_links(number, name, args):

@@ -7,7 +7,7 @@ import sys
 import time
 
 import penstock.base.interrupts as interrupts
-from penstock.checkpoint.versions import Version, branch
+from penstock.checkpoint.versions import NamedCommit, branch
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, place_text, size_text, writing
 
@@ -22,7 +22,7 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    version = Version.of(args.checkpoint, args.at)
+    version = NamedCommit.of(args.checkpoint, args.at)
     drawn_s = time.monotonic()
 
     def progress(done: int, total: int) -> None:
