@@ -1,7 +1,7 @@
 """An import path that stays, of ``penstock.serving.flight``."""
 
+from penstock.model.version import LookupResult
 from penstock.serving.flight import Client, Delta, TableAt, connect
-from penstock.serving.flight.lookup_client import LookupResult
 from penstock.serving.flight.messages import Ack
 from penstock.serving.flight.producer import Producer
 

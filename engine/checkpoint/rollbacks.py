@@ -26,7 +26,7 @@ from penstock.checkpoint.table_changes import setting_text
 from penstock.checkpoint.versions import NamedCommit
 from penstock.core.engine_core import EngineCore
 from penstock.model.frames import Float32, Int64
-from penstock.model.lineage import Lineage
+from penstock.model.version import Lineage
 
 
 class SavedState:

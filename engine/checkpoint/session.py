@@ -61,6 +61,12 @@ class CheckpointSession(StepObserver):
         saver = self._savers.current
         return None if saver is None or saver.last is None else (saver.last, saver.folder.written_s(saver.last))
 
+    @property
+    def durable_step(self) -> int | None:
+        """Return the step of the newest commit; None if there is none."""
+        saver = self._savers.current
+        return None if saver is None or saver.last is None else saver.last.step
+
     def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None:
         """Continue from a commit that the engine's state was restored from.
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 from penstock.base.errors import CommitGoneError, StateError, UsageError, UsageTypeError, close_names, listed
 from penstock.checkpoint.manifests import new_digest, trusting
 from penstock.checkpoint.store import TAG_NAME, Commit, DataFile, Folder, Tag
-from penstock.model.lineage import Lineage, Parent
+from penstock.model.version import Lineage, Parent, Version
 
 _STEP = "[0-9]{1,18}"
 _VERSION = re.compile(rf"(.+)@({TAG_NAME}|{_STEP})")
@@ -310,8 +310,8 @@ def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
     positions = commit.contents["positions"]
     with trusting(f"{source.path}, commit {commit.number}"):
         before = Lineage.from_state(positions)
-        epoch = None if before is None else before.epoch_of(commit.step)
-    parent = Parent(None if before is None else before.id, epoch, commit.step, commit.digests[0])
+        version = Version(str(commit.step)) if before is None else before.at(commit.step)
+    parent = Parent(version, commit.digests[0])
     positions = {**positions, **Lineage.new(commit.step, parent).get_state()}
     # The files of deltas and bad rows are those of the other checkpoint.
     return Commit(

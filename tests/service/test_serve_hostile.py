@@ -123,10 +123,10 @@ def test_a_ticket_of_ten_megabytes_is_refused_before_it_is_read():
         list(raw.do_get(flight.Ticket(b'{"table":"' + b"x" * 10_000_000 + b'"}')))
 
 
-@pytest.mark.parametrize("since", [10**30, -(10**30), 1 << 63])
+@pytest.mark.parametrize("since", [10**19 - 1, -(10**18), 1 << 63])
 def test_deltas_since_steps_out_of_range_are_refused(since):
     with service_of() as service, client_of(service) as client, pytest.raises(ps.DeltasGoneError):
-        list(client.deltas(since))
+        list(client.deltas(ps.Version(str(since))))
 
 
 def test_deeply_nested_json_is_refused():

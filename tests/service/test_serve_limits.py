@@ -157,7 +157,7 @@ def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     all_rows = pa.record_batch({"id": np.arange(rows), "gradient": gradient})
     with service_of(ps.Engine(config), limits=Limits(delta_bytes=4 << 20)) as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
-        stream = raw.do_get(flight.Ticket(encoded({"deltas": {"since": 0, "follow": True}})))
+        stream = raw.do_get(flight.Ticket(encoded({"deltas": {"since": "0", "follow": True}})))
         client.put([all_rows] * 60, "w0")  # 60 MB of deltas, without a read
         assert service.engine.global_step == 60
         assert service.log.num_bytes <= 4 << 20
@@ -227,8 +227,8 @@ def test_producers_that_send_first_are_kept_within_the_limit():
         (b"", "expected a JSON object"),
         (b"[1]", "expected a JSON object, got list"),
         (b'{"x": 1}', "expected table or deltas, got x"),
-        (b'{"deltas": {"since": "x"}}', "since: expected a step, got 'x'"),
-        (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
+        (b'{"deltas": {"since": "x"}}', "expected a version, such as 5f0c2f6a7f0e4f0b-0-17, got 'x'"),
+        (b'{"deltas": {"since": "-1"}}', "deltas are kept from step 0 on, not from -1"),
     ],
 )
 def test_invalid_tickets_are_refused_in_one_line(ticket, message):

@@ -85,7 +85,9 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
             ids = {name: looked_up.ids[name] for name in names}
             # Pending once a backward pass reaches it: until then, only the graph refers to it, and zero_grad drops
             # nothing whose backward pass is still to come.
-            add = partial(_add_pending, self.store, next(self.store.passes), ids, looked_up.pulled.step, padding)
+            add = partial(
+                _add_pending, self.store, next(self.store.passes), ids, looked_up.pulled.version.step, padding
+            )
             leaf.register_post_accumulate_grad_hook(add)
         return leaf
 

@@ -24,6 +24,7 @@ from penstock.base.errors import CapacityError, StateError, UsageError, listed
 from penstock.base.filesystem.atomic_files import make_folders
 from penstock.base.filesystem.state_files import open_regular
 from penstock.base.validation import place
+from penstock.model.version import Version
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.shared.header import (
     CLOSED,
@@ -120,15 +121,14 @@ class SharedFolder:
         self,
         tables: Sequence[TableLayout],
         threads: int,
-        step: int,
+        version: Version,
         durable_step: int = 0,
         config: str = "",
-        history: tuple[str, str] = ("", ""),
         within_step: bool = False,
     ) -> StepWords:
         """Make the next generation the one that readers open, and return its words.
 
-        step, durable_step : which rows the files have; history : lineage and epoch
+        version, durable_step : which rows the files have
         within_step : the rows are between this step and the next one, which the caller ends
         """
         data = packed(Description(self.generation, boot_id(), config, threads, self._files, tables))
@@ -139,8 +139,8 @@ class SharedFolder:
             header = np.frombuffer(memory, np.uint8)
             words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
             self._history = HeaderHistory(header)
-            self._history.write(*history)
-            words.end(step)
+            self._history.write(version)
+            words.end(version.step)
             if within_step:
                 words.begin()
             words.durable_step = durable_step
@@ -172,10 +172,10 @@ class SharedFolder:
         problem = "the shared tables are gone: the folder was removed or replaced; start again"
         raise OSError(errno.ESTALE, problem, os.fspath(self.path))
 
-    def set_history(self, lineage: str, epoch: str) -> None:
+    def set_history(self, version: Version) -> None:
         """Store lineage and epoch, between the ``begin`` and the ``end`` of a step."""
         assert self._history is not None
-        self._history.write(lineage, epoch)
+        self._history.write(version)
 
     def fail(self) -> None:
         """Mark the published tables as those of a step that failed half way: readers refuse them."""

@@ -21,35 +21,16 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import ServiceError, UsageError, UsageTypeError
 from penstock.base.validation import whole
 from penstock.model.config.id_ranges import integer_ids
+from penstock.model.frames import Float32
+from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.connection import Connection
 from penstock.serving.flight.messages import DIMS, LOOKUP, decoded, encoded, received
-
-Float32 = npt.NDArray[np.float32]
 
 # The columns of requests, by the type of their ids.
 _SCHEMAS = {
     kind: pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", kind)])
     for kind in (pa.int64(), pa.uint64())
 }
-
-
-class LookupResult(dict[str, Float32]):
-    """The rows of a lookup: table → float32, shape (n, dim), in the order of its ids.
-
-    Attributes
-    ----------
-    step : int
-        No row is older than this step. With ``consistent=True``, every row is of this step.
-    durable_step : int or None
-        The step of the last commit: a crash of the service may take back later changes. None: there is no checkpoint.
-    lineage, epoch : str
-        Of ``step``.
-    """
-
-    step: int
-    durable_step: int | None
-    lineage: str
-    epoch: str
 
 
 class LookupRequest:
@@ -75,15 +56,13 @@ class LookupRequest:
         if (error := stamp.get("error")) is not None:
             raise received(str(error.get("kind")), str(error.get("message")), address)
         values: Float32 = answer.data.column("row").values.to_numpy()  # an answer is no slice, and has no nulls
-        result, end = LookupResult(), 0
+        rows, end = dict[str, Float32](), 0
         for name, count in self.counts.items():
             begin, end = end, end + count * dims[name]
-            result[name] = values[begin:end].reshape(-1, dims[name])
+            rows[name] = values[begin:end].reshape(-1, dims[name])
         if len(values) != end:
             raise ServiceError(f"{address}: expected {end:,} values of rows, got {len(values):,}")
-        result.step, result.durable_step = stamp["step"], stamp["durable_step"]
-        result.lineage, result.epoch = stamp["lineage"], stamp["epoch"]
-        return result
+        return LookupResult(rows, Version(stamp["version"]), stamp["durable_step"])
 
 
 @lru_cache(maxsize=8)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.api.deltas import Deltas
 from penstock.base.errors import DeltasGoneError, ServiceError
-from penstock.model.lineage import ANEW
 from penstock.model.options import DeltaOptions
+from penstock.model.version import ANEW
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from penstock.base.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
+from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
 from penstock.serving.service.connections import Call
 from penstock.serving.service.limits import Limits
@@ -27,9 +28,9 @@ from penstock.serving.service.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from penstock.api.engine import Engine
+    from penstock.api.live_reads import LiveReads
 
 Ids = npt.NDArray[Any]
-ReadTables = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
 OTHER_TABLES = "the service has other tables now; look the rows up again"
@@ -40,22 +41,6 @@ REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("i
 def request_schema(dims: Mapping[str, int]) -> pa.Schema:
     """Return the schema of requests, with the tables in its metadata. dims : by table"""
     return REQUEST_SCHEMA.with_metadata({DIMS: encoded(dims)})
-
-
-class RowIdentity(NamedTuple):
-    """What identifies the rows of an answer.
-
-    step : no row is older than it; lineage, epoch : of it; durable_step : of the last commit, None without a checkpoint
-    """
-
-    step: int
-    durable_step: int | None
-    lineage: str
-    epoch: str
-
-    def encoded(self) -> bytes:
-        """Return it as the metadata of an answer."""
-        return encoded(self._asdict())
 
 
 class RowSource(Protocol):
@@ -69,12 +54,10 @@ class RowSource(Protocol):
     def is_ending(self) -> bool:
         """Return whether lookups end now."""
 
-    def look_up(
-        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], RowIdentity]:
-        """Return table → rows, float32 (n, dim), in the order of ``ids``, and what identifies them.
+    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
+        """Return the rows, in the order of ``ids``.
 
-        consistent : whether all rows must be of that step; timeout_ms : how long to wait for it
+        consistent : whether all rows must be of one step; timeout_ms : how long to wait for it
         Raises UsageError for an id outside its table.
         """
 
@@ -88,31 +71,26 @@ class EngineRows:
     def __init__(self, engine: Engine, sequencer: Sequencer) -> None:
         self._engine, self._sequencer = engine, sequencer
         self.dims = {name: spec.dim for name, spec in engine.core.tables.specs.items()}
-        self._read: ReadTables | None = None
+
+    @cached_property
+    def _reads(self) -> LiveReads | None:
+        try:
+            return self._engine.reads
+        except (ConfigError, UsageError):  # not all tables are on the host
+            return None
 
     @property
     def is_ending(self) -> bool:
         return self._sequencer.is_closing
 
-    def look_up(
-        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], RowIdentity]:
-        if self._read is None:
-            try:
-                self._read = self._engine.reads.lookup_tables
-            except (ConfigError, UsageError):  # not all tables are on the host
-                self._read = self._locked
-        rows, step = self._read(ids, consistent, timeout_ms)
+    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
+        if self._reads is None:
+            rows = self._engine.lookup(ids)
+        else:
+            rows = self._reads.lookup(ids, consistent=consistent, timeout_ms=timeout_ms)
         streams = self._sequencer.streams
-        durable_step, lineage = streams.durable_step if streams.is_durable else None, streams.lineage
-        return rows, RowIdentity(step, durable_step, lineage.id, lineage.epoch_of(step))
-
-    def _locked(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> tuple[dict[str, Float32], int]:
-        tables = self._engine.core.tables
-        valid = {name: tables.valid_ids(name, array) for name, array in ids.items()}
-        with self._engine.core.still():
-            rows = {name: tables.lookup(name, array, forward=False) for name, array in valid.items()}
-            return rows, self._engine.global_step
+        rows.durable_step = streams.durable_step if streams.is_durable else None
+        return rows
 
 
 class Lookup(NamedTuple):
@@ -171,7 +149,7 @@ class LookupAnswers:
             options = _options(chunk.app_metadata)
             lookup = self._parsed(chunk.data)
             self._check_size(lookup)
-            rows, identity = self._rows.look_up(lookup.ids, *options)
+            rows = self._rows.look_up(lookup.ids, *options)
         except (InputError, UsageError, ReadTimeoutError) as error:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
@@ -182,7 +160,7 @@ class LookupAnswers:
         column = self._column(list(rows.values()))
         if lookup.indices is not None:
             column = column.take(pa.array(np.argsort(lookup.indices)))
-        return pa.RecordBatch.from_arrays([column], schema=self._schema), _metadata(identity)
+        return pa.RecordBatch.from_arrays([column], schema=self._schema), _metadata(rows.version, rows.durable_step)
 
     def _parsed(self, batch: pa.RecordBatch) -> Lookup:
         """Return a request. Raises InputError."""
@@ -254,9 +232,9 @@ def _chunks(reader: Any, call: Call) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=8)
-def _metadata(identity: RowIdentity) -> bytes:
+def _metadata(version: Version, durable_step: int | None) -> bytes:
     """Return the metadata of an answer: between two steps, that of all answers is the same."""
-    return identity.encoded()
+    return encoded({"version": str(version), "durable_step": durable_step})
 
 
 def _options(metadata: Any) -> tuple[bool, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.base.errors import InputError, UsageError
 from penstock.checkpoint.source_positions import Tally
 from penstock.model.frames import Frame
-from penstock.model.lineage import Lineage
+from penstock.model.version import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
 
 if TYPE_CHECKING:
