@@ -26,7 +26,7 @@ from penstock.rows.bridge.host_tables import MOST_COUNTING
 from penstock.rows.bridge.sharding import NUM_SHARDS
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.shared.header import KeyFile, TableLayout
-from penstock.rows.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
+from penstock.rows.shared.lookups import Deadline, TableReads, read_tables
 
 _NUM_WORDS = 8
 
@@ -73,22 +73,20 @@ class LiveReads(StepObserver):
         if isinstance(table, str):
             return self.lookup({table: ids}, consistent=consistent, timeout_ms=timeout_ms)[table]
         deadline = Deadline(timeout_ms)
-        wanted = checked_ids(self._tables, table, "in the configuration")
         self._core.check_readable()
-        rows = {name: checked_out(name, None, len(wanted[name]), self._tables[name].layout.dim) for name in wanted}
 
         def check(reason: str) -> None:
             self._core.check_readable()
             deadline.check(reason)
 
-        step = read_tables(self._tables, self._words, wanted, rows, consistent, check)
+        rows, step = read_tables(self._tables, self._words, table, {}, consistent, check, "in the configuration")
         return LookupResult(rows, self._session.positions.version(step), self._session.durable_step)
 
     def begin_epoch(self) -> None:
         """Tell readers of the files whose steps follow. Call it while no step runs."""
-        if self._folder is not None:
+        if self._folder is not None and self._folder.history is not None:
             self._words.begin()
-            self._folder.set_history(self._ahead())
+            self._folder.history.write(self._ahead())
             self._words.end(self._core.global_step)
 
     def _ahead(self) -> Version:

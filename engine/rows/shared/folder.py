@@ -50,7 +50,7 @@ class SharedFolder:
 
     Locks the folder until ``close``, or until the program ends. Raises StateError if another program writes it.
 
-    words : of the published generation; None: none is published yet
+    words, history : of the published generation; None: none is published yet. Its history is changed within a step
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -65,7 +65,7 @@ class SharedFolder:
             gc.collect()  # an engine of this process that nothing refers to any more
             self._lock = lock(self.path)
         self.words: StepWords | None = None
-        self._history: HeaderHistory | None = None
+        self.history: HeaderHistory | None = None
         self._published = self._newest()
         self._files: dict[str, int] = {}  # of the next generation
         self._names: dict[int, str] = {}  # address of an array → its file
@@ -138,8 +138,8 @@ class SharedFolder:
             memory[:] = data
             header = np.frombuffer(memory, np.uint8)
             words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
-            self._history = HeaderHistory(header)
-            self._history.write(version)
+            self.history = HeaderHistory(header)
+            self.history.write(version)
             words.end(version.step)
             if within_step:
                 words.begin()
@@ -171,11 +171,6 @@ class SharedFolder:
                 return
         problem = "the shared tables are gone: the folder was removed or replaced; start again"
         raise OSError(errno.ESTALE, problem, os.fspath(self.path))
-
-    def set_history(self, version: Version) -> None:
-        """Store lineage and epoch, between the ``begin`` and the ``end`` of a step."""
-        assert self._history is not None
-        self._history.write(version)
 
     def fail(self) -> None:
         """Mark the published tables as those of a step that failed half way: readers refuse them."""

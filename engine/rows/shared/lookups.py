@@ -86,26 +86,29 @@ def table_of(tables: Mapping[str, TableReads], name: Any, place: str) -> TableRe
 def read_tables(
     tables: Mapping[str, TableReads],
     words: StepWords,
-    wanted: Mapping[str, Int64],
-    out: Mapping[str, Float32],
+    ids: Mapping[str, Any],
+    out: Mapping[str, Any],
     consistent: bool,
     check: Check,
-) -> int:
-    """Copy rows of several tables to ``out``, and return their step: with ``consistent`` of all, else of the oldest.
+    place: str,
+) -> tuple[dict[str, Float32], int]:
+    """Return rows of several tables, and their step: with ``consistent`` of all, else of the oldest.
 
-    wanted : ids of each table; check : called while the lookup waits
+    ids, out : by table, as of a lookup; check : called while the lookup waits; place : of the tables, for messages
     Raises UsageError for an id outside its table.
     """
+    wanted = checked_ids(tables, ids, place)
+    rows = {name: checked_out(name, out.get(name), len(wanted[name]), tables[name].layout.dim) for name in wanted}
     while True:
         sequence = words.settled() if consistent else words.sequence
         if consistent and sequence & 1:
             check(f"step {words.step + 1} runs, and the rows of one step were requested")
             continue
         step = words.step
-        for name, ids in wanted.items():
-            tables[name].read(ids, out[name], check)
+        for name, table_ids in wanted.items():
+            tables[name].read(table_ids, rows[name], check)
         if not consistent or words.is_still(sequence):
-            return step
+            return rows, step
         check("a step ran during every copy of the rows of one step")
 
 

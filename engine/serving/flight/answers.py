@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,64 +90,46 @@ def deltas_of(reader: flight.FlightStreamReader) -> Iterator[Delta]:
 
 
 def table_of(reader: flight.FlightStreamReader, place: str) -> TableAt:
-    """Return the table of a stream. Raises ServiceError, which names ``place``, if it ends before."""
+    """Return the table of a stream. Raises ServiceError, which names ``place``, if it ends before.
+
+    A table with all ids below its vocabulary_size has first each row, then those that changed.
+    """
     is_dynamic = b"penstock.key_type" in (reader.schema.metadata or {})
-    rows = _Keys(reader.schema) if is_dynamic else _AllIds()
+    batches: list[pa.RecordBatch] = []
+    rows: Float32 | None = None  # of a table of all ids, once it has each
     for chunk in reader:
         interrupts.check()
         metadata = decoded(chunk.app_metadata, "a table's metadata")
-        if "version" in metadata:
-            return rows.table(Version(metadata["version"]), metadata)
-        rows.add(chunk.data, metadata)
+        is_end = "version" in metadata
+        if not is_dynamic and rows is None and (is_end or metadata["changed"]):
+            rows = np.concatenate([_matrix(batch["row"]) for batch in batches])
+            batches.clear()
+        if is_end and rows is None:
+            return _keyed(pa.Table.from_batches(batches, reader.schema), metadata)
+        if is_end and rows is not None:
+            return TableAt(rows, Version(metadata["version"]))
+        if rows is not None:
+            rows[chunk.data["id"].to_numpy()] = _matrix(chunk.data["row"])
+            continue
+        if metadata.get("full_copy"):
+            batches.clear()
+        batches.append(chunk.data)
     raise ServiceError(f"{place} ended before its last row")
 
 
-class _AllIds:
-    """The rows of a table with all ids below its vocabulary_size: first each of them, then those that changed."""
-
-    def __init__(self) -> None:
-        self._blocks: list[Float32] = []
-        self._rows: Float32 | None = None
-
-    def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
-        if not metadata["changed"]:
-            self._blocks.append(_matrix(batch))
-            return
-        self._rows = np.concatenate(self._blocks) if self._rows is None else self._rows
-        self._rows[batch.column("id").to_numpy()] = _matrix(batch)
-
-    def table(self, version: Version, end: dict[str, Any]) -> TableAt:
-        rows = np.concatenate(self._blocks) if self._rows is None else self._rows
-        return TableAt(rows, version)
+def _keyed(table: pa.Table, end: Mapping[str, Any]) -> TableAt:
+    """Return a dynamic table: of each key the last row counts, and a null one removes it."""
+    keys, rows = table["id"].to_numpy(), table["row"]
+    keys, from_end = np.unique(keys[::-1], return_index=True)
+    newest = table.num_rows - 1 - from_end
+    present = np.asarray(rows.is_valid())[newest]
+    present_rows = pa.array(newest[present])
+    matrix = _matrix(rows.take(present_rows).combine_chunks())
+    last = table["last"].take(present_rows).to_numpy() if "last" in table.schema.names else None
+    return TableAt(matrix, Version(end["version"]), keys[present], last, end["clock"])
 
 
-class _Keys:
-    """The rows of a dynamic table: of each key the last one counts, and a null one removes it."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._batches: list[pa.RecordBatch] = []
-
-    def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
-        if metadata.get("full_copy"):
-            self._batches.clear()
-        self._batches.append(batch)
-
-    def table(self, version: Version, end: dict[str, Any]) -> TableAt:
-        table = pa.Table.from_batches(self._batches, self._schema)
-        keys, rows = table["id"].to_numpy(), table["row"]
-        keys, from_end = np.unique(keys[::-1], return_index=True)
-        newest = table.num_rows - 1 - from_end
-        present = np.asarray(rows.is_valid())[newest]
-        present_rows = pa.array(newest[present])
-        flat: Float32 = rows.take(present_rows).combine_chunks().flatten().to_numpy()
-        last = table["last"].take(present_rows).to_numpy() if "last" in table.schema.names else None
-        matrix = flat.reshape(-1, rows.type.list_size)
-        return TableAt(matrix, version, keys[present], last, end["clock"])
-
-
-def _matrix(batch: pa.RecordBatch) -> Float32:
-    """Return the rows of a table's batch: float32 (n, dim)."""
-    rows = batch.column("row")
+def _matrix(rows: pa.Array) -> Float32:
+    """Return a column of rows as float32 (n, dim)."""
     flat: Float32 = rows.flatten().to_numpy()
     return flat.reshape(-1, rows.type.list_size)

@@ -310,10 +310,8 @@ class Follower:
         history = Lineage(status.version.lineage, tuple(Epoch(*epoch) for epoch in status["epochs"]))
         for version in versions:  # the service may have been started again in between
             history.check(version)
-        for version in {table.version for table in tables.values()}:
-            for changes in changes_of([delta for delta in deltas if delta.version.step > version.step], job):
-                if tables[changes.table].version == version:
-                    rows[changes.table] = merged(rows[changes.table], changes)
+        for changes in changes_of(deltas, job):  # of a newer table, some of them again, which changes nothing
+            rows[changes.table] = merged(rows[changes.table], changes)
         return list(rows.values()), versions[-1]
 
 

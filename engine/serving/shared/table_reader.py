@@ -36,7 +36,7 @@ from penstock.rows.shared.header import (
     unpacked,
 )
 from penstock.rows.shared.locks import boot_id, is_locked, is_written
-from penstock.rows.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables, table_of
+from penstock.rows.shared.lookups import Deadline, TableReads, read_tables, table_of
 
 # How often a reader looks whether the folder has other tables: those before are not marked as closed if their writer
 # was killed in between, or the folder was removed.
@@ -239,17 +239,13 @@ class Reader:
         deadline = Deadline(timeout_ms)
         while True:
             generation = self._current()
-            wanted = checked_ids(generation.tables, ids, f"in {self._path}")
-            rows = {
-                name: checked_out(name, out.get(name), len(wanted[name]), generation.tables[name].layout.dim)
-                for name in wanted
-            }
 
             def check(reason: str, generation: _Generation = generation) -> None:
                 generation.check(reason, deadline)
 
             try:
-                return rows, read_tables(generation.tables, generation.words, wanted, rows, consistent, check)
+                place = f"in {self._path}"
+                return read_tables(generation.tables, generation.words, ids, out, consistent, check, place)
             except _ClosedError:
                 deadline.check("its writer publishes new tables")
 

@@ -181,10 +181,11 @@ class SharedWriter:
             raise
         finally:
             self._in_step = False
-        words = self._folder.words  # of the next generation, if a table has grown
+        words, history = self._folder.words, self._folder.history  # of the next generation, if a table has grown
         assert words is not None
+        assert history is not None
         if version != self._version.at(version.step):
-            self._folder.set_history(version)
+            history.write(version)
         self._version, self._durable_step = version, durable_step
         words.end(version.step)
         words.durable_step = durable_step
