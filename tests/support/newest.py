@@ -17,7 +17,7 @@ FOLDER = ROOT / "build" / "newest"
 PIP = (sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check")
 # The programs that jax compiles, what Arrow hands over, and protobuf: about 30 CPU seconds.
 BRIDGE = ("bridge", "devices", "host_updates", "placement", "row_slots", "stacks")
-TESTS = (*(f"tests/bridge/test_{name}.py" for name in BRIDGE), "tests/config")
+TESTS = (*(f"tests/rows/bridge/test_{name}.py" for name in BRIDGE), "tests/model/config")
 
 
 def newest() -> dict[str, str]:

@@ -18,7 +18,7 @@ SECTION = re.compile(rf"^({'|'.join(SECTIONS)})\n-+\n", re.MULTILINE)
 SERVICE = "grpc://127.0.0.1:8815"
 # Of the libraries that examples import, those that a user may not have.
 OPTIONAL = ("optax",)
-# Module → the library that it needs, and that a user may not have. tests/torch has those of penstock.torch.
+# Module → the library that it needs, and that a user may not have. tests/contrib/torch has those of penstock.torch.
 LIBRARIES = {"penstock.functional.keras_embedding": "keras", "penstock.functional.nnx_embedding": "flax"}
 # A docstring of a message is generated with its code.
 GENERATED = {"EngineConfig"}

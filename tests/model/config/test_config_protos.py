@@ -37,7 +37,7 @@ def test_a_program_is_kept_byte_for_byte():
 @pytest.mark.parametrize("file", [PARAMETERS_FILE, CONFIGURATION_FILE, ENGINE_FILE], ids=lambda file: file.name)
 def test_generated_code_is_that_of_the_proto_files(file, tmp_path):
     pytest.importorskip("grpc_tools")
-    source = Path(__file__).resolve().parents[2] / "engine" / "model" / "config"
+    source = Path(__file__).resolve().parents[3] / "engine" / "model" / "config"
     out = tmp_path / "set"
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", f"-Ipenstock/config={source}", f"-o{out}", file.name], check=True

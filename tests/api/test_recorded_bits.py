@@ -1,7 +1,7 @@
 """The bits of tables, deltas and activations against recorded ones, so that no change of the code changes them.
 
 The records were made by the first complete engine and have never been made anew. Where a change must alter bits
-(a corrected fault), it says so in docs/decisions and records the case again: python tests/engine/test_recorded_bits.py
+(a corrected fault), it says so in docs/decisions and records the case again: python tests/api/test_recorded_bits.py
 """
 
 import hashlib

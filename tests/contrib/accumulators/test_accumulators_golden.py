@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 
-OWN_COPY = Path(__file__).parents[1] / "data" / "golden_accumulators.json"
+OWN_COPY = Path(__file__).parents[2] / "data" / "golden_accumulators.json"
 # Recorded events of each file; results compared with tf_compat, and without it (ascending, distinct ids only).
 FILES = {"dense": (201, 41, 41), "sparse": (200, 45, 32), "blocking": (20, 7, 7)}
 

@@ -11,8 +11,8 @@ from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.model.updates import Ops, UpdateRule, update
 
-OWN_COPY = Path(__file__).parents[1] / "data" / "golden_optimizers.json"
-RECORDED = Path(__file__).resolve().parents[3] / "shared" / "golden"
+OWN_COPY = Path(__file__).parents[2] / "data" / "golden_optimizers.json"
+RECORDED = Path(__file__).resolve().parents[4] / "shared" / "golden"
 
 
 def all_cases():

@@ -13,7 +13,7 @@ from penstock.model.config.engine_config_pb2 import EngineConfig
 from penstock.model.config.lint import lint
 from penstock.model.config.lint.findings import RULES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 ADAM = "adam { beta1: 0.9 beta2: 0.999 epsilon: 1e-07 %s }"
 RANGE = "clipping_limits { lower { value: 0 } upper { value: %d } }"

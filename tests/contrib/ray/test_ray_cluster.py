@@ -16,7 +16,7 @@ from limits import HANG_S, until
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
 
-TESTS = Path(__file__).resolve().parents[1] / "support"
+TESTS = Path(__file__).resolve().parents[2] / "support"
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings
 
 

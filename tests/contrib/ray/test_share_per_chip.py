@@ -21,7 +21,7 @@ from penstock.contrib.ray.owners import Owner
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 
 
