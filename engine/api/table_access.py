@@ -155,11 +155,10 @@ class TableAccess:
         Version('0')
         """
         tables = self.core.tables
-        wanted = {table: ids} if isinstance(table, str) else table
+        wanted = table if isinstance(table, Mapping) else {table: ids}
         with self.core.reading():
-            valid = {name: tables.valid_ids(name, values) for name, values in wanted.items()}
-            rows = {name: tables.lookup(name, values, forward) for name, values in valid.items()}
-            if isinstance(table, str):
+            rows = {name: tables.lookup(name, tables.valid_ids(name, each), forward) for name, each in wanted.items()}
+            if not isinstance(table, Mapping):
                 return rows[table]
             return LookupResult(rows, self.version, self.session.durable_step)
 

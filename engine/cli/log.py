@@ -38,14 +38,13 @@ def run(args: argparse.Namespace, out: Output) -> None:
         out.say(f"  tag {pin['tag']}: step {pin['step']}, pins {size_text(pin['pinned_bytes'])}{note}")
     newest = listed[-1][0]
     positions, parent = Positions.from_state(newest.contents["positions"]), None
-    version = positions.version(newest.step)
-    if positions.lineage is not None:
-        out.say(f"  version {version}, {several(len(positions.lineage.epochs), 'epoch')}")
-        parent = positions.lineage.parent
-    if parent is not None:
-        out.say(f"  branch of version {parent.version}")
-    origin = None if parent is None else {"version": str(parent.version), "commit": parent.commit}
-    out.result({"commits": entries, "tags": pins, "version": str(version), "parent": origin})
+    version = str(positions.version(newest.step))
+    if (lineage := positions.lineage) is not None:
+        out.say(f"  version {version}, {several(len(lineage.epochs), 'epoch')}")
+        if lineage.parent is not None:
+            parent = {"version": str(lineage.parent.version), "commit": lineage.parent.commit}
+            out.say(f"  branch of version {lineage.parent.version}")
+    out.result({"commits": entries, "tags": pins, "version": version, "parent": parent})
 
 
 def _entries(folder: Folder, present: list[Commit], listed: list[tuple[Commit, list[str]]]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.base.interrupts as interrupts
-from penstock.base.errors import ServiceError, UsageError, UsageTypeError
+from penstock.base.errors import ServiceError, UsageError, UsageTypeError, listed
 from penstock.base.validation import whole
 from penstock.model.config.id_ranges import integer_ids
 from penstock.model.frames import Float32
@@ -42,7 +42,9 @@ class LookupRequest:
     def __init__(self, ids: Mapping[str, Any], consistent: bool, timeout_ms: int) -> None:
         if not isinstance(ids, Mapping):
             raise UsageTypeError(f"ids: expected a mapping from tables to ids, got {type(ids).__name__}")
-        arrays = {name: _integers(name, values) for name, values in ids.items()}
+        if not all(isinstance(name, str) for name in ids):
+            raise UsageTypeError(f"ids: expected the names of tables, got {listed(map(repr, ids))}")
+        arrays = {name: integer_ids(name, values, flat=True) for name, values in ids.items()}
         self.counts = {name: len(array) for name, array in arrays.items()}
         self.metadata = _consistent(whole("timeout_ms", timeout_ms, 0)) if consistent else b""
         codes = np.repeat(np.arange(len(arrays), dtype=np.int32), list(self.counts.values()))
@@ -81,12 +83,6 @@ def _consistent(timeout_ms: int) -> bytes:
 def _names(tables: tuple[str, ...]) -> pa.Array:
     """Return names of tables, as the same array for the same names: Arrow then sends it once per stream."""
     return pa.array(tables, pa.utf8())
-
-
-def _integers(table: str, ids: Any) -> npt.NDArray[Any]:
-    if not isinstance(table, str):
-        raise UsageTypeError(f"ids: expected the names of tables, got {table!r}")
-    return integer_ids(table, ids, flat=True)
 
 
 def _joined(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight
 from penstock.serving.service.connections import Call
 from penstock.serving.service.limits import Limits
 from penstock.serving.service.sequencer import Sequencer
+from penstock.serving.shared.table_reader import Reader
 
 if TYPE_CHECKING:
     from penstock.api.engine import Engine
@@ -41,25 +42,6 @@ REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("i
 def request_schema(dims: Mapping[str, int]) -> pa.Schema:
     """Return the schema of requests, with the tables in its metadata. dims : by table"""
     return REQUEST_SCHEMA.with_metadata({DIMS: encoded(dims)})
-
-
-class RowSource(Protocol):
-    """Answers lookups. Its methods are called by several threads."""
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        """Return table → dim."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Return whether lookups end now."""
-
-    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
-        """Return the rows, in the order of ``ids``.
-
-        consistent : whether all rows must be of one step; timeout_ms : how long to wait for it
-        Raises UsageError for an id outside its table.
-        """
 
 
 class EngineRows:
@@ -84,6 +66,11 @@ class EngineRows:
         return self._sequencer.is_closing
 
     def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
+        """Return the rows, in the order of ``ids``. Several threads call it.
+
+        consistent : whether all rows must be of one step; timeout_ms : how long to wait for it
+        Raises UsageError for an id outside its table.
+        """
         if self._reads is None:
             rows = self._engine.lookup(ids)
         else:
@@ -91,6 +78,21 @@ class EngineRows:
         streams = self._sequencer.streams
         rows.durable_step = streams.durable_step if streams.is_durable else None
         return rows
+
+
+class ReplicaRows:
+    """The rows of shared files. is_ending : whether lookups end now"""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.is_ending = False
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return {layout.name: layout.dim for layout in self.reader.layouts}
+
+    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
+        return self.reader.lookup(ids, consistent=consistent, timeout_ms=timeout_ms)
 
 
 class Lookup(NamedTuple):
@@ -123,7 +125,7 @@ class LookupCounts:
 class LookupAnswers:
     """Answers the lookups of one stream. counts : of all streams"""
 
-    def __init__(self, rows: RowSource, limits: Limits, counts: LookupCounts) -> None:
+    def __init__(self, rows: EngineRows | ReplicaRows, limits: Limits, counts: LookupCounts) -> None:
         self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
         self._row = list_type(self._dims.values())
         self._schema = pa.schema([("row", self._row)], {DIMS: encoded(self._dims)})

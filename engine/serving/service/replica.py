@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 import penstock
 from penstock.base.errors import ServiceError, UsageError, listed
 from penstock.base.events import report
-from penstock.model.version import LookupResult, Version
+from penstock.model.version import Version
 from penstock.rows.shared.header import TableLayout
 from penstock.serving.flight.connection import Address
 from penstock.serving.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
@@ -27,9 +27,9 @@ from penstock.serving.service.limits import Limits
 from penstock.serving.service.listener import Listener
 from penstock.serving.service.lookup_streams import (
     OTHER_TABLES,
-    Ids,
     LookupAnswers,
     LookupCounts,
+    ReplicaRows,
     request_schema,
 )
 from penstock.serving.service.snapshots import BLOCK_BYTES, PASSES, Messages
@@ -38,21 +38,6 @@ from penstock.serving.shared.table_reader import Reader
 
 ACTIONS = {"status": "which rows the replica has, as JSON", "drain": 'end; {"wait": true} answers with the status'}
 READS_ONLY = "a replica takes no gradients: push them to the service that it follows"
-
-
-class ReplicaRows:
-    """The rows of shared files."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.is_ending = False
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        return {layout.name: layout.dim for layout in self.reader.layouts}
-
-    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
-        return self.reader.lookup(ids, consistent=consistent, timeout_ms=timeout_ms)
 
 
 class ReplicaServer(AnsweringServer):

@@ -104,7 +104,6 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
         sequencer, log, counters = self.sequencer, self.log, self.sequencer.counters
-        lineage = sequencer.streams.lineage
         expired_waiting = self.engine.core.expired_waiting()
         with self.engine.gate.still():
             tables = self.engine.core.table_reports(expired_waiting)
@@ -116,7 +115,7 @@ class Service:
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
                 "version": str(self.engine.version),
-                "epochs": [epoch.get_state() for epoch in lineage.epochs],
+                "epochs": [epoch.get_state() for epoch in sequencer.streams.lineage.epochs],
                 "rows": counters.rows,
                 "frames": counters.frames,
                 "stale": counters.stale,
