@@ -70,7 +70,19 @@ class Version:
 
     @classmethod
     def of(cls, lineage: str, epoch: str, step: int) -> Version:
-        """Return the version of a step. lineage, epoch : "": none"""
+        """Return the version of a step.
+
+        Parameters
+        ----------
+        lineage, epoch : str
+            Identifiers of at most 64 letters, digits and ``_``; "": none.
+        step : int
+            The global step.
+
+        Returns
+        -------
+        Version
+        """
         return cls(f"{lineage}-{epoch}-{step}" if lineage else str(step))
 
     def __str__(self) -> str:
@@ -111,6 +123,11 @@ class Version:
 
 class LookupResult(dict[str, Float32]):
     """The rows of a lookup: table → float32, shape (n, dim), in the order of its ids.
+
+    Parameters
+    ----------
+    rows : mapping of str to numpy.ndarray
+        By table.
 
     Attributes
     ----------
