@@ -204,10 +204,6 @@ class Lineage:
         version = self.parent.version
         return {**state, "parent": [version.lineage or None, version.epoch or None, version.step, self.parent.commit]}
 
-    @property
-    def current(self) -> Epoch:
-        return self.epochs[-1]
-
     def started(self, step: int, changes_tables: bool = False) -> Lineage:
         """Return the lineage with one more epoch, from a step on. changes_tables : whether other tables begin with it
 
@@ -225,7 +221,7 @@ class Lineage:
 
     def ahead(self, step: int) -> Version:
         """Return the version of a step as one of the current epoch, to which the steps to come belong."""
-        return Version.of(self.id, self.current.id, step)
+        return Version.of(self.id, self.epochs[-1].id, step)
 
     def check(self, version: Version) -> None:
         """Raise DeltasGoneError if the rows that a reader has need not be those of this history."""
