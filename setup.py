@@ -10,12 +10,14 @@ import contextlib
 import gzip
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import sysconfig
 import tarfile
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -59,7 +61,6 @@ KERNELS = [
     "id_table",
     "initial_rows",
     "locked_calls",
-    "part_memory",
     "partition",
     "plain_batches",
     "row_keys",
@@ -70,13 +71,11 @@ KERNELS = [
     "update",
     "keys.directory",
     "keys.directory_plan",
-    "keys.directory_state",
     "keys.key_lookup",
     "keys.key_owners",
     "keys.key_shards",
     "keys.shard_decisions",
     "keys.shard_sample",
-    "keys.victims",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
@@ -113,6 +112,16 @@ def link_tree() -> str:
         if not link.is_symlink():
             link.symlink_to(os.path.relpath(target, tree))
     return str(tree.parent)
+
+
+def description() -> str:
+    """README for the page of a package index: links into docs/ lead to this version's site, others to the source."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    version = re.findall(r'__version__ = "(.*)"', (ROOT / "engine" / "__init__.py").read_text())[0]
+    text = (ROOT / "README.md").read_text().replace("/index.md", "/")
+    text = re.sub(r"(\]\(docs/[^)]*)\.md", r"\1/", text)
+    text = text.replace("](docs/", f"]({urls['Documentation']}/{version}/")
+    return re.sub(r"\]\((?!https:)", f"]({urls['Source']}/", text)
 
 
 def say(text: str) -> None:
@@ -183,6 +192,8 @@ if not (ROOT / BUILD_DIR).exists():  # pip runs this file several times
     say(f"translating {len(MODULES)} kernels to C")
 setup(
     cmdclass={"build_ext": BuildWithProgress, "sdist": ReproducibleSdist},
+    long_description=description(),
+    long_description_content_type="text/markdown",
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
     include_package_data=False,  # MANIFEST.in is for the sdist

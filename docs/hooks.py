@@ -1,6 +1,6 @@
-"""The site's page of every --help, and its folder of versions.
+"""The site's first screen, its page of every --help, and its folder of versions.
 
-mkdocs calls ``on_files`` and ``on_post_build`` (mkdocs.yml). ``python docs/hooks.py`` writes the flags of ``replay``
+mkdocs calls the functions ``on_…`` (mkdocs.yml). ``python docs/hooks.py`` writes the flags of ``replay``
 and of commands that share them into docs/cli.md; a test compares.
 """
 
@@ -17,6 +17,8 @@ import penstock
 
 CLI_PAGE = Path(__file__).with_name("cli.md")
 FLAGS = re.compile(r"(<!-- flags: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
+README = CLI_PAGE.parents[1] / "README.md"
+FIRST_SCREEN = re.compile(r"<!-- (?:the )?first screen.*?-->\n")
 VERSION = re.compile(r"\d+(\.\d+)+\w*")
 REDIRECT = """<!doctype html><meta charset="utf-8"><title>penstock</title>
 <meta http-equiv="refresh" content="0; url={version}/"><a href="{version}/">penstock {version}</a>
@@ -31,6 +33,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put README's first screen where the home page marks it."""
+    return FIRST_SCREEN.sub(lambda _: first_screen(), markdown) if page.file.src_uri == "index.md" else markdown
+
+
 def on_post_build(config: Any) -> None:
     """List the versions that lie next to this one, for the theme's menu, and lead from their folder to the newest."""
     site = Path(config.site_dir)
@@ -40,6 +47,11 @@ def on_post_build(config: Any) -> None:
         versions = [{"version": name, "title": name, "aliases": []} for name in names]
         (site.parent / "versions.json").write_text(json.dumps(versions))
         (site.parent / "index.html").write_text(REDIRECT.format(version=names[0]))
+
+
+def first_screen() -> str:
+    """README's part between its two marks, with links that begin in docs/."""
+    return FIRST_SCREEN.split(README.read_text())[1].replace("](docs/", "](")
 
 
 def commands() -> str:

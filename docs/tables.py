@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from penstock.bench.tpu.results_page import read_page
 from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
 from penstock.io.partitions.partition_source import TopicKind
@@ -23,6 +25,7 @@ from penstock.model.updates.optimizer_class import KeywordOptimizer, Optimizer
 from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "bench" / "results"
 
 
 def optimizers() -> str:
@@ -113,6 +116,33 @@ def _install_line(kind: UriKind) -> str:
     return f"`{kind.library.install_line}`" if kind.library else "–"
 
 
+def faults() -> str:
+    """Return the newest result of each kind of injected fault."""
+    results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
+    rows = [[r["what"], f"{r['cases']:,}", str(r["failed"])] for r in results]
+    return table(["", "cases", "failed"], rows)
+
+
+def tpu_steps() -> str:
+    """Return the bytes that compiled steps move per line, as multiples of the least, from the compile matrix."""
+    rows = read_page(RESULTS / "tpu-matrix.md")
+    generations = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+    body = []
+    for variant, optimizer, dim in (
+        ("pallas", "Adam", 128),
+        ("xla", "Adagrad", 128),
+        ("xla", "Adam", 128),
+        ("xla", "Adam", 1024),
+    ):
+        cells = {
+            row["generation"]: row["× floor"]
+            for row in rows
+            if (row["variant"], row["optimizer"], row["dim"]) == (variant, optimizer, str(dim))
+        }
+        body.append([f"`{variant}`, {optimizer}, dim {dim}", *(cells[name] for name in generations)])
+    return table(["bytes per line ÷ least", *generations], body)
+
+
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {"optimizers": optimizers},
@@ -120,6 +150,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "brokers.md": {"sources": lambda: sources(TopicKind, "the number of a frame")},
     "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
     "follow.md": {"targets": targets},
+    "reliability.md": {"faults": faults},
+    "tpu.md": {"steps": tpu_steps},
     "cli.md": {"errors": lambda: errors(OBJECT_STORE_ERRORS)},
     "../mkdocs.yml": {
         "sources": lambda: pages(source_kinds(), "sources"),

@@ -52,7 +52,7 @@ class DeltaWriter(AbstractContextManager["DeltaWriter"]):
         self._step = batch["step"][0].as_py()
 
     def commit(self) -> Mapping[str, Any] | None:
-        """Make everything written durable. Returns the position for a later run to resume from, as plain data."""
+        """Make everything written durable. Returns the state for a later run to resume from, as plain data."""
         return None
 
     @abstractmethod

@@ -80,7 +80,7 @@ class LogWriter:
 
     @property
     def state(self) -> dict[str, int]:
-        """Return the position of the log, as plain numbers."""
+        """Return how far the log has come, as plain numbers."""
         return {"batches": self.num_batches, "bytes": self._num_bytes, "crc": self._crc}
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import PenstockError
 from penstock.base.events import report
 
+T = TypeVar("T")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 # Between two lines of the log about the same failure.
 REPEAT_S = 60.0
@@ -59,6 +62,14 @@ class Patience:
             self._report(error, now - self._since_s)
         interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def call(self, call: Callable[[], T], error_of: Callable[[OSError], PenstockError]) -> T:
+        """Call until it raises no OSError. Raises the error of the last one, if patience is over."""
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                self.wait(error_of(error))
 
     def _report(self, error: PenstockError, retried_s: float) -> None:
         limit = "no limit" if self._patience_s == math.inf else f"{self._patience_s:g} s"

@@ -119,11 +119,11 @@ class QuarantineWriter:
         Returns
         -------
         dict of str to int
-            The position for a later run to resume from: bytes, checksum, rows.
+            The state for a later run to resume from: bytes, checksum, rows.
         """
-        if self._position() != self._last:  # a run commits often, and bad rows are few
+        if self._state() != self._last:  # a run commits often, and bad rows are few
             self._growing.commit()
-            self._last = self._position()
+            self._last = self._state()
         return self._last
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class QuarantineWriter:
         self._writer.close()
         self._write()
 
-    def _position(self) -> dict[str, int]:
+    def _state(self) -> dict[str, int]:
         return {"bytes": self._num_bytes, "crc": self._crc, "rows": self.num_rows}
 
     def _write(self) -> None:
@@ -164,7 +164,7 @@ class QuarantineWriter:
                 self._feed(file, expected["bytes"], expected["crc"])
         except (OSError, pa.ArrowException, EOFError) as error:
             raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
-        if self._position() != expected:
+        if self._state() != expected:
             problem = "holds other rows than the checkpoint records: give the file that the checkpoint was made with"
             raise StateError(f"{self._path}: the quarantine {problem}")
 

@@ -73,6 +73,21 @@ class UriKind:
         return location
 
 
+def match_uri(pattern: re.Pattern[str], uri: str, form: str, characters: str, of: str) -> re.Match[str]:
+    """Return the match of a URI. Raises UsageError, without any part of a URI that may have a password.
+
+    form : what is expected; characters : that must be encoded; of : the part of the URI that may contain them
+    """
+    match = pattern.fullmatch(uri)
+    if match is not None:
+        return match
+    if not re.search("[@#?]", uri):
+        raise UsageError(f"{uri}: expected {form}")
+    codes = " ".join(f"%{ord(character):02X}" for character in characters)
+    advice = f"write the characters {' '.join(characters)} of {of} as {codes}"
+    raise UsageError(f"{uri.partition(':')[0]}://…: expected {form}; {advice}")
+
+
 def either(texts: Iterable[str]) -> str:
     """Return ``a, b or c``."""
     *before, last = texts

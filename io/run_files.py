@@ -53,7 +53,7 @@ class RunFiles:
         return dict(self.committed)
 
     @contextmanager
-    def opened(
+    def open(
         self, quarantine: Path | None, open_deltas: OpenDeltas | None, resume: bool, is_committed: IsCommitted
     ) -> Iterator[None]:
         """Open the files of a run, and close them after the block, in which the run makes its last commit.

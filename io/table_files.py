@@ -7,8 +7,8 @@ Reads and writes whole tables only; ``decoding.reader`` reads streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from penstock.base.errors import InputError, listed
 from penstock.base.filesystem import atomic_files
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
 from penstock.io.decoding.role_types import is_float_list, storage_type
+from penstock.io.list_columns import list_column
 from penstock.io.sources.batch import arrow_errors
 from penstock.io.sources.parquet import open_parquet
 from penstock.model.config.id_ranges import expected, key_type_hint, outside
@@ -105,11 +106,8 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
             interrupts.check()
             count = len(block[0])
             ids = np.arange(first, first + count) if keys is None else keys[first : first + count]
-            columns: list[pa.Array] = [pa.array(ids)]
-            for values, kind in zip(block, schema.types[1:], strict=True):
-                flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
-                columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind))
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            lists = (list_column(values, kind) for values, kind in zip(block, schema.types[1:], strict=True))
+            writer.write_batch(pa.RecordBatch.from_arrays([pa.array(ids), *lists], schema=schema))
             bad += (first + rows_not_finite(block)).tolist()
             first += count
     return bad
@@ -134,13 +132,18 @@ def read_table(
         block
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
-    name = str(table_path(directory, table))
-    seen = _Seen(vocabulary_size)
-    first = 0
-    with ExitStack() as stack:
-        parquet, present = _opened(stack, directory, table, columns)
+    name, first = str(table_path(directory, table)), 0
+    with _open(directory, table) as parquet:
         with arrow_errors(_NOT_READ, name):
-            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *present])
+            present = _check_schema(parquet.schema_arrow, columns, name)
+            column = parquet.read(["id"])["id"].combine_chunks()
+            column.validate(full=True)
+        ids = _ids(column, vocabulary_size, table, name)
+
+        def blocks() -> Iterator[pa.RecordBatch]:
+            yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present)
+
+        batches = blocks()
         while True:
             interrupts.check()
             with arrow_errors(_NOT_READ, name):
@@ -148,36 +151,28 @@ def read_table(
                 if batch is None:
                     return
                 batch.validate(full=True)
-            ids = _ids(batch.column("id"), vocabulary_size, seen, f"table '{table}'", name, first)
-            try:
-                values = {c: _rows(batch.column(c), columns[c], c, name, first) for c in present}
-            except _NotFiniteError as error:
-                num_rows = sum(map(_num_not_finite, parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present)))
-                problem = (
-                    f"{error.problem}; {num_rows} rows of the file are not finite: leave them out, and they keep their "
-                    "initial values"
-                )
-                raise InputError(problem, source=name, row=error.row, column=error.column) from None
-            yield ids, values
-            first += len(ids)
+            values = {c: _rows(batch.column(c), columns[c], c, name, first, blocks) for c in present}
+            yield ids[first : first + batch.num_rows], values
+            first += batch.num_rows
 
 
 def check_table(directory: Path, table: str, columns: Mapping[str, int]) -> list[str]:
     """Make the checks of ``read_table`` that need no rows. Return which of the columns exist. Raises InputError."""
-    with ExitStack() as stack:
-        return _opened(stack, directory, table, columns)[1]
+    name = str(table_path(directory, table))
+    with _open(directory, table) as parquet, arrow_errors(_NOT_READ, name):
+        return _check_schema(parquet.schema_arrow, columns, name)
 
 
-def _opened(
-    stack: ExitStack, directory: Path, table: str, columns: Mapping[str, int]
-) -> tuple[pa.parquet.ParquetFile, list[str]]:
-    """Open one table's file, to be closed with the stack; return it and which of the columns it has."""
+@contextmanager
+def _open(directory: Path, table: str) -> Iterator[pa.parquet.ParquetFile]:
+    """Give one table's file. Raises InputError."""
     path = table_path(directory, table)
     if not path.is_file():
         raise InputError(_missing(directory, table), source=str(path))
-    with arrow_errors(_NOT_READ, str(path)):
-        parquet = stack.enter_context(open_parquet(path))
-        return parquet, _check_schema(parquet.schema_arrow, columns, str(path))
+    with ExitStack() as stack:
+        with arrow_errors(_NOT_READ, str(path)):
+            parquet = stack.enter_context(open_parquet(path))
+        yield parquet
 
 
 def _missing(directory: Path, table: str) -> str:
@@ -196,8 +191,7 @@ def _missing(directory: Path, table: str) -> str:
 def read_shape(directory: Path, table: str) -> tuple[int, dict[str, int]]:
     """Return the rows of one table's file, and its columns other than the id with their floats. Raises InputError."""
     path = table_path(directory, table)
-    with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
-        parquet = stack.enter_context(open_parquet(path))
+    with _open(directory, table) as parquet, arrow_errors(_NOT_READ, str(path)):
         schema = parquet.schema_arrow
         kinds = {name: schema.field(name).type for name in schema.names if name != "id"}
         if "row" not in kinds or not pa.types.is_fixed_size_list(kinds["row"]):
@@ -208,9 +202,7 @@ def read_shape(directory: Path, table: str) -> tuple[int, dict[str, int]]:
 
 def read_keys(directory: Path, table: str) -> npt.NDArray[Any] | None:
     """Return the ids of a dynamic table's file, in its order; None: the table is not dynamic. Raises InputError."""
-    path = table_path(directory, table)
-    with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
-        parquet = stack.enter_context(open_parquet(path))
+    with _open(directory, table) as parquet, arrow_errors(_NOT_READ, str(table_path(directory, table))):
         if b"penstock.key_type" not in (parquet.schema_arrow.metadata or {}):
             return None
         keys: npt.NDArray[Any] = parquet.read(["id"])["id"].to_numpy()
@@ -236,58 +228,24 @@ def _check_schema(schema: pa.Schema, columns: Mapping[str, int], source: str) ->
     return present
 
 
-class _Seen:
-    """The ids of a file so far: marks of a static table's, sorted runs of keys, each larger than the next."""
-
-    def __init__(self, vocabulary_size: int) -> None:
-        self._marks = np.zeros(vocabulary_size, bool) if vocabulary_size > 0 else None
-        self._runs: list[npt.NDArray[Any]] = []
-
-    def again(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which ids occurred before, here or in an earlier call, and add them."""
-        again = np.zeros(len(ids), bool)
-        if not len(ids):
-            return again
-        if self._marks is not None:
-            indices = ids.astype(np.int64, copy=False)
-            again = self._marks[indices]
-            self._marks[indices] = True
-        ascend = bool((ids[1:] > ids[:-1]).all())  # as in a file that was written here
-        if self._marks is None:
-            low, high = ids.min(), ids.max()
-            for run in self._runs:
-                if low <= run[-1] and run[0] <= high:
-                    again |= run[np.minimum(np.searchsorted(run, ids), len(run) - 1)] == ids
-            self._runs.append(np.array(ids) if ascend else np.unique(ids))
-            while len(self._runs) > 1 and len(self._runs[-2]) <= len(self._runs[-1]):
-                self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]), kind="stable")]  # merges two runs
-        if not again.any() and not ascend:
-            again[:] = True
-            again[np.unique(ids, return_index=True)[1]] = False
-        return again
-
-
-def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, owner: str, source: str, first: int) -> Int64:
-    """Marks them as seen. first : row of the file that the column begins with"""
+def _ids(column: pa.Array, vocabulary_size: int, table: str, source: str) -> Int64:
     raw, null = integers(column)
     if null is not None:
-        raise InputError("expected an id, got null", source=source, row=first + int(np.argmax(null)), column="id")
+        raise InputError("expected an id, got null", source=source, row=int(np.argmax(null)), column="id")
     bad = outside(raw, vocabulary_size)
     if bad.any():
         row = int(np.argmax(bad))
-        setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {owner}"
+        setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of table '{table}'"
         problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
         problem += key_type_hint(vocabulary_size, int(raw[row]))
-        raise InputError(problem, source=source, row=first + row, column="id")
-    again = seen.again(raw)
-    if again.any():
-        row = int(np.argmax(again))
-        raise InputError(f"id {raw[row]} occurs twice", source=source, row=first + row, column="id")
+        raise InputError(problem, source=source, row=row, column="id")
+    if not (raw[1:] > raw[:-1]).all():  # as in a file that was written here
+        again = np.ones(len(raw), bool)
+        again[np.unique(raw, return_index=True)[1]] = False
+        if again.any():
+            row = int(np.argmax(again))
+            raise InputError(f"id {raw[row]} occurs twice", source=source, row=row, column="id")
     return raw.astype(np.int64, copy=False)
-
-
-class _NotFiniteError(InputError):
-    """A value is infinite or NaN."""
 
 
 def _num_not_finite(batch: pa.RecordBatch) -> int:
@@ -296,14 +254,21 @@ def _num_not_finite(batch: pa.RecordBatch) -> int:
     return int(np.any(masks, axis=0).sum()) if masks else 0
 
 
-def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
+def _rows(
+    column: pa.Array, dim: int, name: str, source: str, first: int, blocks: Callable[[], Iterator[pa.RecordBatch]]
+) -> Float32:
+    """first : row of the file that the column begins with; blocks : returns those of the file, to be counted"""
     lists = float_lists(column)
     row = lists.first_unlike(dim)
     if row is None:
         return lists.take(slice(0, lists.num_rows), dim)
     if lists.null is not None and lists.null[row]:
         got = "null"
+    elif lists.length(row) != dim:
+        got = f"{lists.length(row)}"
     else:
-        got = f"{lists.length(row)}" if lists.length(row) != dim else f"{lists.of_row(row)}"
-    kind = _NotFiniteError if lists.length(row) == dim and got != "null" else InputError
-    raise kind(f"expected {dim} finite floats, got {got}", source=source, row=first + row, column=name)
+        got = (
+            f"{lists.of_row(row)}; {sum(map(_num_not_finite, blocks()))} rows of the file are not finite: leave them "
+            "out, and they keep their initial values"
+        )
+    raise InputError(f"expected {dim} finite floats, got {got}", source=source, row=first + row, column=name)

@@ -3,9 +3,5 @@ import numpy.typing as npt
 
 _Int64 = npt.NDArray[np.int64]
 _Float32 = npt.NDArray[np.float32]
-_Reals = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
-def overflowing_rows(
-    sums: _Reals, slots: _Int64, rows: _Reals, which: _Int64 | None, gains: _Reals | None
-) -> npt.NDArray[np.bool_]: ...
 def combine(rows: _Float32, indices: _Int64 | None, samples: _Int64, gains: _Float32 | None, out: _Float32) -> None: ...

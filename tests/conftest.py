@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import resource
+import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +25,11 @@ from penstock.rows.bridge import program_cache
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it once, when it or TensorFlow is first imported
+
+# Under nohup, or in the background of a script, this process ignores these, and so would the commands started here.
+for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them
@@ -170,7 +176,7 @@ def refused(tmp_path, capsys):
 def small_blocks(monkeypatch):
     """Checkpoints are written in many blocks, one after each frame: many steps are applied during a commit."""
     monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
-    monkeypatch.setattr(incremental, "SHARE", 1e9)
+    monkeypatch.setattr(incremental, "COPYING_FRACTION", 1e9)
 
 
 @pytest.fixture

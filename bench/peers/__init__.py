@@ -1,6 +1,6 @@
 """The ways of other libraries, one module per library; a module is imported only if its library is installed.
 
-Each way is the code that an experienced user of that library would write. docs/performance.md lists the untimed work.
+Each way is the code that an experienced user of that library would write. bench/README.md lists the untimed work.
 """
 
 from __future__ import annotations

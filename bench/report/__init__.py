@@ -17,7 +17,7 @@ from penstock.bench.contestants import OURS
 from penstock.bench.machine import named, threads_text
 from penstock.bench.report import plots
 from penstock.bench.report.comparison import check_machine, read_result
-from penstock.bench.report.readme_table import cell_of, peers_of
+from penstock.bench.report.summary_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
 from penstock.contrib.pages.svg import SCHEME, standalone
 

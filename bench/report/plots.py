@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.bench.contestants import OURS
-from penstock.bench.report.readme_table import peers_of
+from penstock.bench.report.summary_table import peers_of
 from penstock.contrib.pages.svg import COLOURS, Bar, bars, lines
 
 Run = dict[str, Any]
@@ -68,4 +68,4 @@ def shares(title: str, runs: Sequence[Run]) -> str:
                 for name in (OURS, *(n for _, n in peers_of(run)))
             )
             rows.append(Bar(run["case"], share, f"{share:.0f} %", mark=max(peers, default=None)))
-    return bars(rows, "share of the memory's limit, %  (orange mark: the best peer)", title=title)
+    return bars(rows, "share of the memory's limit, %", title=title, legend=(OURS, "the best peer"))

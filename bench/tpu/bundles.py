@@ -23,8 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from penstock.bench.tpu.matrix import Compiler, prepare
-from penstock.bench.tpu.results_page import bundles_in, telling
-from penstock.bench.tpu.step_cases import cases
+from penstock.bench.tpu.results_page import bundles_in
+from penstock.bench.tpu.step_cases import LINES, Case, cases
 from penstock.rows.bridge import tensorcore
 
 COPIES = ("dma.hbm_to_vmem", "dma.vmem_to_hbm")
@@ -86,6 +86,13 @@ class Listing:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def is_listed(case: Case) -> bool:
+    """Return whether the bundles of a case are counted."""
+    usual = case.program == "apply" and not case.bfloat16 and not case.compact and case.lines == LINES
+    shown = case.generation in ("v5e", "v5p") and case.dim in (8, 32, 128, 300, 1024)
+    return usual and shown and case.optimizer in ("Adagrad", "Adam")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu.bundles", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -96,7 +103,7 @@ def main() -> None:
     prepare()
     listing, compiler, results = Listing(), Compiler(), bundles_in(args.results)
     try:
-        for case in filter(telling, cases(False)):
+        for case in filter(is_listed, cases(False)):
             if case.by_xla or case in results or not case.has(args.only):
                 continue
             compiler.compile(case)

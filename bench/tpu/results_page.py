@@ -1,11 +1,9 @@
-"""The results of the matrix as a page, and as the lines that docs/tpu.md shows."""
+"""The results of the matrix as a page, and that page as rows for the table and the plot of docs/tpu.md."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +15,11 @@ HEAD = """# The compile matrix of TPU steps
 Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {count} programs. Unless
 a row says otherwise, a program has {rows:,} rows over all chips and {lines:,} lines per chip. "4 hosts" is a
 v5e:4x4 topology.
-[docs/tpu.md](../../docs/tpu.md) explains the columns.
+
+- × floor: the bytes as a multiple of weights and slots of a line, read and written once, its gradient and its number
+- × row floor: the same, if a step touches one row of each line
+- bundles per line: instructions that the kernel issues for a line of a full block, where they were counted
+- temporary: further memory of the program, besides its arguments
 
 """
 COLUMNS = "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
@@ -42,13 +44,6 @@ def row_of(result: Result, bundles: Bundles) -> str:
     return f"| {' | '.join([case.generation, case.title, str(case.dim), case.variant, *measured, listed, *ends])} |"
 
 
-def telling(case: Case) -> bool:
-    """Return whether docs/tpu.md shows a case."""
-    usual = case.program == "apply" and not case.bfloat16 and not case.compact and case.lines == LINES
-    shown = case.generation in ("v5e", "v5p") and case.dim in (8, 32, 128, 300, 1024)
-    return usual and shown and case.optimizer in ("Adagrad", "Adam")
-
-
 def read_results(path: Path | None) -> dict[Case, Result]:
     """Return the results of an earlier run."""
     results = {}
@@ -71,17 +66,8 @@ def write(path: Path, results: Sequence[Result], bundles: Bundles) -> None:
     path.write_text(f"{head}{markdown_table(results, bundles)}\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m penstock.bench.tpu.results_page", description="Print telling rows."
-    )
-    parser.add_argument("results", type=Path)
-    parser.add_argument("bundles", type=Path)
-    args = parser.parse_args()
-    shown = [result for case, result in read_results(args.results).items() if telling(case)]
-    order = sorted(shown, key=lambda result: astuple(result.case)[:4])
-    print(markdown_table(order, bundles_in(args.bundles)))
-
-
-if __name__ == "__main__":
-    main()
+def read_page(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a page that ``write`` has written: column → text."""
+    rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if line.startswith("| ")]
+    head, *body = ([cell.strip() for cell in row] for row in rows)
+    return [dict(zip(head, row, strict=True)) for row in body]

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from penstock.base.errors import ConfigError, listed
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.session import CheckpointSession
-from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Float32, Int64
 from penstock.model.version import LookupResult, Version
@@ -133,7 +134,7 @@ class LiveReads(StepObserver):
         assert on_host is not None
         tables, member = on_host
         tables.count_pages()
-        plan, layout = tables.plans[member], tables.layouts[member]
+        rule, layout = tables.rules[member], tables.layouts[member]
         keys, file = self._keys(spec)
         described = TableLayout(
             spec.name,
@@ -143,9 +144,9 @@ class LiveReads(StepObserver):
             layout.mod,
             layout.rows_per_shard,
             layout.shards_per_device,
-            plan.row_floats,
-            plan.first_float,
-            plan.first_page,
+            rule.row_floats,
+            rule.first_float,
+            rule.first_page,
             tuple(map(self._file_of, tables.arrays)),
             tuple(map(self._file_of, tables.counters)),
             spec.id_type,
@@ -163,7 +164,7 @@ class LiveReads(StepObserver):
         else:
             memory = self._folder.allocate("keys", num_words(capacity), np.uint64)
         keys, table = RowKeys(memory, capacity, salt, expire_after), self._core.tables.dynamic[spec.name]
-        table.share_keys(keys)
+        table.publish_keys(keys)
         return keys, KeyFile(self._file_of(memory), salt, expire_after, table.absent)
 
 

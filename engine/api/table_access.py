@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,7 +17,7 @@ from penstock.base.errors import UsageError
 from penstock.base.validation import place
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core.engine_core import EngineCore
-from penstock.model.frames import Float32, Int64
+from penstock.model.frames import Float32
 from penstock.model.learning_rates import LearningRates, Rates
 from penstock.model.version import LookupResult, Version
 from penstock.rows.table_io import LoadedTables, TablesReader, write_tables
@@ -228,7 +227,7 @@ class TableAccess:
         Returns
         -------
         pyarrow.Array
-            Of the table's key type, shape (n,).
+            The keys, in the table's key type, shape (n,).
 
         Raises
         ------
@@ -417,7 +416,7 @@ class TableAccess:
         """
         self.core.check_whole()
         row_ids, values = self.core.tables.checked_parameters(name, rows, ids, slots)
-        self.core.load(partial(self.core.tables.set_rows, name, row_ids, values), {name: row_ids})
+        self.core.load(lambda: {name: self.core.tables.set_rows(name, row_ids, values)})
 
     def state_hash(self) -> str:
         """Return a hash of tables, slots and global step; equal states have equal hashes on any mesh.
@@ -528,7 +527,7 @@ class TableAccess:
             rates = LearningRates(core.config.num_tags, learning_rates, core.config.schedules)
             expected = rates.expected(core.global_step, core.last_rates)
             reader = TablesReader(core.tables, place("directory", directory), new_tables, names or {}, stack, expected)
-            core.load(reader.read, dict.fromkeys(core.config.table_names))
+            core.load(reader.read)
         return reader.loaded()
 
     def warmup(self) -> int:
@@ -557,8 +556,3 @@ class TableAccess:
             count = self.core.tables.warm()
         log.info("warm-up: %d programs compiled in %.1f s", count, time.perf_counter() - began_s)
         return count
-
-    def _looked_up(self, ids: Mapping[str, Int64]) -> tuple[dict[str, Float32], int]:
-        """Return the rows by table as a forward pass sees them, and their global step."""
-        with self.core.reading():
-            return {name: self.core.tables.lookup(name, array, True) for name, array in ids.items()}, self.global_step

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.base.errors import InputError
 from penstock.base.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
@@ -41,13 +42,42 @@ def _one_line_errors() -> Iterator[None]:
         raise ValueError(f"expected an array: {reason}") from error
 
 
-def as_array(values: Any) -> Array:
+@contextmanager
+def _refused(place: str, kind: type[ValueError]) -> Iterator[None]:
+    """Give the ValueErrors of a conversion their kind and place."""
+    try:
+        yield
+    except ValueError as error:
+        if not place:
+            raise
+        raise (InputError(str(error), source=place) if kind is InputError else kind(f"{place}: {error}")) from None
+
+
+def as_array(values: Any, place: str = "", kind: type[ValueError] = ValueError) -> Array:
     """Return values as an array in this machine's byte order, of the dtype that they have.
 
     values : an array of NumPy, jax, torch, TensorFlow, pandas, polars or Arrow, an object with a buffer or with
         ``__dlpack__``, or nested lists; a frame or a table has an axis of columns
-    Raises ValueError, of one line, for anything else, masked arrays and nulls.
+    place, kind : of the error, of one line, for anything else, masked arrays and nulls
     """
+    with _refused(place, kind):
+        return _array(values)
+
+
+def as_numbers(values: Any, place: str, kind: type[ValueError]) -> Array:
+    """Return values as ``as_array`` does, and objects that are numbers or lists of numbers, as in pandas, as numbers.
+
+    place, kind : of the error, as of ``as_array``, and for lists of several lengths
+    """
+    with _refused(place, kind):
+        array = _array(values)
+        if array.dtype != object or not array.ndim:
+            return array
+        numbers = _array(array.tolist())
+        return numbers if is_numeric(numbers) else array
+
+
+def _array(values: Any) -> Array:
     if type(values) is np.ndarray:
         array = values
     elif is_masked(values):
@@ -58,18 +88,6 @@ def as_array(values: Any) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def as_numbers(values: Any) -> Array:
-    """Return values as ``as_array`` does, and objects that are numbers or lists of numbers, as in pandas, as numbers.
-
-    Raises ValueError, as ``as_array``, and for lists of several lengths.
-    """
-    array = as_array(values)
-    if array.dtype != object or not array.ndim:
-        return array
-    numbers = as_array(array.tolist())
-    return numbers if is_numeric(numbers) else array
-
-
 def _converted(values: Any) -> Array:
     if isinstance(values, str | bytes):
         raise _NoArrayError(type(values).__name__)
@@ -77,7 +95,7 @@ def _converted(values: Any) -> Array:
     if isinstance(values, tensor):
         return _of_tensor(values)
     if is_arrow(values):
-        return _of_arrow(as_arrow(values))
+        return _of_arrow(_arrow(values))
     if hasattr(values, "__dlpack__") and not hasattr(values, "__array__"):
         return np.from_dlpack(values)
     if hasattr(values, "isna") and np.any(values.isna()):  # pandas would make NaN of it
@@ -115,8 +133,13 @@ def is_arrow(values: Any) -> bool:
     return protocols and not hasattr(values, "iloc")
 
 
-def as_arrow(values: Any) -> pa.Array:
-    """Return Arrow data in memory, of any library, as one array. Raises ValueError, as ``as_array``."""
+def as_arrow(values: Any, place: str = "", kind: type[ValueError] = ValueError) -> pa.Array:
+    """Return Arrow data in memory, of any library, as one array. place, kind : of the error, as of ``as_array``"""
+    with _refused(place, kind):
+        return _arrow(values)
+
+
+def _arrow(values: Any) -> pa.Array:
     import pyarrow as pa
 
     with _one_line_errors():

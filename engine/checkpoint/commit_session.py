@@ -36,20 +36,12 @@ class CommitSession:
 
     saver : open
     every : steps between two commits; None: only on request
-    prepare : called once on the background thread
 
     has_changes : whether the positions count a frame that no commit contains, or the tables are those of no commit
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        saver: Saver,
-        every: int | None,
-        listener: CommitListener,
-        prepare: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._core, self._saver, self._every, self._listener, self._prepare = core, saver, every, listener, prepare
+    def __init__(self, core: EngineCore, saver: Saver, every: int | None, listener: CommitListener) -> None:
+        self._core, self._saver, self._every, self._listener = core, saver, every, listener
         self._step = core.global_step  # of the last commit begun
         self.has_changes = saver.last is None or saver.has_new_tables
         self._asked = False
@@ -57,7 +49,12 @@ class CommitSession:
         self._closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._copy_while_idle, name="penstock-pace", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            with core.gate.still():
+                saver.close()
+            raise
 
     # ---- under the gate's lock
 
@@ -124,13 +121,9 @@ class CommitSession:
         """Commit the state that the session starts with, and wait until it is durable; close after an error."""
         try:
             with self._core.gate.still():
-                try:
-                    self.finish(again=True)
-                except BaseException:
-                    self.close()
-                    raise
+                self.finish(again=True)
         except BaseException:
-            self.join()
+            self.abandon()
             raise
 
     def close(self) -> None:
@@ -146,15 +139,14 @@ class CommitSession:
         try:
             with self._core.gate.still():
                 self._closed = True
-                try:
-                    self.finish(self.has_changes)
-                finally:
-                    self.close()
+                self.finish(self.has_changes)
         finally:
-            self.join()
+            self.abandon()
 
-    def join(self) -> None:
-        """Wait for the background thread, after ``close``."""
+    def abandon(self) -> None:
+        """Close, and wait for the background thread."""
+        with self._core.gate.still():
+            self.close()
         self._thread.join()
 
     # ---- inside
@@ -168,7 +160,6 @@ class CommitSession:
     def _copy_while_idle(self) -> None:
         seen = 0
         try:
-            self._prepare()
             while True:
                 self._wake.wait()
                 with self._core.gate.still():

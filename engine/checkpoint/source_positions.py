@@ -197,7 +197,6 @@ class Positions:
 
     def seek(self, reader: FrameReader, read: Positions) -> None:
         """Let the sources that can seek continue at this position, which ``read`` has from then on."""
-        reader.continued = {number for number, entry in enumerate(self.entries) if entry.frames}
         reader.unchecked = read.unchecked = self.unchecked
         seekable = [source.name for source in reader.sources if isinstance(source, SeekableSource)]
         sought = {entry.source: entry for entry in self.entries if entry.position is not None}

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from penstock.base.errors import CommitGoneError, StateError, UsageError, UsageTypeError, close_names, listed
-from penstock.checkpoint.manifests import new_digest, trusting
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.store import TAG_NAME, Commit, DataFile, Folder, Tag
 from penstock.model.version import Lineage, Parent, Version
 
@@ -176,7 +176,7 @@ def make_tag(folder: Folder, load: Callable[[], Commit], name: str, note: str, m
         try:
             if not move and name in folder.tag_names():  # before anything is written
                 raise FileExistsError
-            folder.publish(new, unfinished, partial(_check_is_there, folder, commit), move)
+            folder.publish_tag(new, unfinished, partial(_check_is_there, folder, commit), move)
         except FileExistsError:
             before = folder.tag(name)
             step = "" if before is None else f" names step {before.commit.step}"
@@ -291,7 +291,7 @@ def _write_branch(source: Folder, commit: Commit, target: Folder, progress: Copy
             report(file.num_bytes)
         target.files.sync()
         branched = _under_new_lineage(source, commit)
-        target.name(branched)
+        target.publish_commit(branched)
         return branched
     except BaseException as error:
         with suppress(OSError, StateError):
@@ -321,15 +321,14 @@ def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
 
 def _copy(source: Folder, file: DataFile, target: Folder, progress: Callable[[int], object]) -> None:
     """Copy a data file, and verify its digest. Raises StateError and OSError."""
-    digest, num_bytes = new_digest(), 0
-    with source.files.open(file.name) as data, target.files.publishing(file.name) as copy:
+    if target.write_data(file.name, file.parent, _pieces(source, file, progress)) != file:
+        raise StateError(
+            f"{source.files.file(file.name)}: its digest does not fit: damaged or mixed up; branch another version"
+        )
+
+
+def _pieces(source: Folder, file: DataFile, progress: Callable[[int], object]) -> Iterator[bytes]:
+    with source.files.open(file.name) as data:
         while piece := data.read(_AT_ONCE):
-            digest.update(piece)
-            copy.write(piece)
-            copy.write_along()
-            num_bytes += len(piece)
-            progress(num_bytes)
-        if digest.hexdigest() != file.digest:
-            raise StateError(
-                f"{source.files.file(file.name)}: its digest does not fit: damaged or mixed up; branch another version"
-            )
+            yield piece
+            progress(data.tell())

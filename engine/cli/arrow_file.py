@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -13,9 +15,10 @@ from penstock.cli.output import writing
 _FILES = (".arrow", ".feather")
 
 
-def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write a table, complete or not at all. Raises OSError, with advice."""
+def write_arrow(path: Path, rows: list[dict[str, Any]], fields: Mapping[str, pa.DataType]) -> None:
+    """Write rows as a table, complete or not at all. Raises OSError, with advice."""
     new_writer = pa.ipc.new_file if path.suffix in _FILES else pa.ipc.new_stream
+    table = pa.Table.from_pylist(rows, pa.schema(fields))
     sink = pa.BufferOutputStream()
     with new_writer(sink, table.schema) as writer:
         writer.write_table(table)

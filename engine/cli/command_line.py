@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,7 +70,7 @@ def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") and word not in top.flags():
             top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
     if first is not None and first not in top.commands:
-        top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
+        top.error(f"unknown command '{first}'{_near(first, top.commands)}; there are: {', '.join(top.commands)}")
     args, rest = top.parse_known_args(argv)
     if args.command is None:
         top.error(f"give a command: {', '.join(top.commands)}")
@@ -95,16 +95,11 @@ def _elsewhere(flag: str) -> str:
     return ""
 
 
-def _near(flag: str, candidates: list[str]) -> str:
-    """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
-    flag = FORMER.get(flag, flag)
-    begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
-    near = begin or ["--" + n for n in close_names(flag.strip("-"), [k.strip("-") for k in candidates])]
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _near_word(word: str, candidates: Iterable[str]) -> str:
-    near = close_names(word, candidates)
+def _near(word: str, candidates: Iterable[str]) -> str:
+    """Return "; did you mean CANDIDATE?" for a similar flag or command, "" if there is none."""
+    word, names = FORMER.get(word, word), {name.strip("-"): name for name in candidates}
+    begin = [name for name in names.values() if name.startswith(word) and word.strip("-")]
+    near = begin or [names[name] for name in close_names(word.strip("-"), names)]
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -161,7 +156,9 @@ def add_flag(to: Any, name: str) -> None:
         to.add_argument(option.flag_name, action="store_false" if option.default else "store_true", **arguments)
         return
     arguments |= {"metavar": flag.metavar or None, "type": flag.parse, "choices": flag.choices or None}
-    if flag.repeated:
+    if name in PAIRS:
+        to.add_argument(option.flag_name, action=Pairs, default={}, **arguments)
+    elif flag.repeated:
         to.add_argument(option.flag_name, action="append", default=[], **arguments)
     else:
         nargs = "?" if flag.bare else None
@@ -170,26 +167,26 @@ def add_flag(to: Any, name: str) -> None:
 
 def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
     """Return the flags that are options of some concerns in a mode, as keywords."""
-    names = [name for name in options_of(mode, *concerns) if name in args]
-    keywords = {name: pairs_of(args, name) if name in PAIRS else getattr(args, name) for name in names}
-    return keywords | ({"columns": columns_of(args)} if "columns" in keywords else {})
+    return {name: getattr(args, name) for name in options_of(mode, *concerns) if name in args}
 
 
-# The repeated flags whose values are pairs: the flag, the form of a value, and the types of both sides.
-PAIRS: dict[str, tuple[str, str, type, type]] = {
-    "columns": ("--column", "ROLE=NAME, such as gradient=grad", str, str),
-    "learning_rates": ("--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float),
-    "rename": ("--rename", "OLD=NEW, two names of tables", str, str),
-    "names": ("--map", "NAME=TABLE, a name in the source and a table", str, str),
+# The repeated flags whose values are pairs, by the name of their mapping: the form of a value, the types of both sides.
+PAIRS: dict[str, tuple[str, type, type]] = {
+    "columns": ("ROLE=NAME, such as gradient=grad", str, str),
+    "learning_rates": ("TAG=VALUE, two numbers, such as 0=0.05", int, float),
+    "rename": ("OLD=NEW, two names of tables", str, str),
+    "names": ("NAME=TABLE, a name in the source and a table", str, str),
 }
 
 
-def pairs_of(args: argparse.Namespace, option: str) -> dict[Any, Any]:
-    """Return the values of a flag of PAIRS as a mapping. Raise UsageError for an invalid one, or two of one key."""
-    flag, form, key_type, value_type = PAIRS[option]
-    pairs: dict[Any, Any] = {}
-    for text in getattr(args, option):
+class Pairs(argparse.Action):
+    """Collects the values of a flag of PAIRS in a mapping. Raises UsageError for an invalid one, or two of one key."""
+
+    def __call__(self, parser: Any, args: argparse.Namespace, text: Any, flag: str | None = None) -> None:
+        form, key_type, value_type = PAIRS[self.dest]
+        pairs: dict[Any, Any] = getattr(args, self.dest)
         left, _, right = text.partition("=")
+        right.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
         try:
             key, value = key_type(left), value_type(right)
         except ValueError:
@@ -199,34 +196,22 @@ def pairs_of(args: argparse.Namespace, option: str) -> dict[Any, Any]:
         if key in pairs and pairs[key] != value:
             before, after = (f"'{each}'" if value_type is str else f"{each:g}" for each in (pairs[key], value))
             raise UsageError(f"{flag} {key}: given twice, as {before} and as {after}")
-        pairs[key] = value
-    return pairs
+        setattr(args, self.dest, {**pairs, key: value})
 
 
-def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
-    """Return ``--column ROLE=NAME`` as a mapping. Raise UsageError for an invalid one, or two of one role."""
-    from penstock.io.decoding.schema import check_columns
-
-    columns = pairs_of(args, "columns")
-    check_columns(columns)
-    for name in columns.values():
-        name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
-    return columns
-
-
-def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Path | None]:
-    """Return learning rates by tag, whether bad rows are dropped, and the file for them, before anything is read.
+def check_reading(args: argparse.Namespace) -> tuple[bool, Path | None]:
+    """Return whether bad rows are dropped, and the file for them, before anything is read.
 
     Raise UsageError for invalid flags, or if standard input is listed twice, since it can be read only once.
     """
+    from penstock.io.decoding.role_types import check_columns
     from penstock.io.quarantine import parse_on_bad_row
 
-    columns_of(args)
-    rates = pairs_of(args, "learning_rates")
+    check_columns(args.columns)
     mode, file = parse_on_bad_row(args.on_bad_row)
     if args.sources.count("-") > 1:
         raise UsageError("- (standard input) can be given only once")
-    return rates, mode != "error", file
+    return mode != "error", file
 
 
 def make_devices(count: int | None) -> Any:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -18,11 +17,11 @@ from penstock.cli.replay_report import say_report
 from penstock.io.log import LogWriter
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tables import TableConfig
+from penstock.model.frames import Float32, Int64
 from penstock.model.updates import SGD, Adagrad
 
 EXAMPLE = "penstock demo"
-Float32 = npt.NDArray[np.float32]
-Rows = dict[str, tuple[npt.NDArray[np.int64], Float32]]  # table → (ids, gradients)
+Rows = dict[str, tuple[Int64, Float32]]  # table → (ids, gradients)
 
 WORKERS, STEPS, ROWS = 3, 20, 64
 USERS, ITEMS, DIM = 1000, 200, 4
@@ -112,7 +111,7 @@ def write_log(path: Path) -> list[tuple[int, Rows]]:
     return frames
 
 
-def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64], Float32]:
+def some_rows(rng: np.random.Generator, size: int) -> tuple[Int64, Float32]:
     """Return ids of shape [ROWS], skewed so that they repeat, and gradients of shape [ROWS, DIM]."""
     ids = np.minimum(rng.zipf(1.3, ROWS) - 1, size - 1)
     return ids, rng.standard_normal((ROWS, DIM), np.float32)
@@ -131,27 +130,23 @@ def frame_batch(schema: pa.Schema, step: int, worker: int, rows: Rows) -> pa.Rec
 
 
 def plain_numpy(start: dict[str, dict[str, Float32]], frames: list[tuple[int, Rows]]) -> dict[str, Float32]:
-    """Compute the expected tables one row at a time, without the engine."""
+    """Compute the expected tables step by step, without the engine."""
     tables = {name: state["parameters"].copy() for name, state in start.items()}
     accumulators = start["item"]["accumulators"].copy()
     for step in range(STEPS):
         step_rows = [rows for frame_step, rows in frames[: STEPS * WORKERS] if frame_step == step]
-        for name in tables:
-            sums: dict[int, Float32] = {}
-            num_frames: dict[int, int] = {}
+        for name, table in tables.items():
+            sums, num_frames = np.zeros_like(table), np.zeros((len(table), 1), np.float32)
             for rows in step_rows:
                 ids, grads = rows[name]
-                for i, g in zip(ids.tolist(), grads, strict=True):
-                    sums[i] = sums[i] + g if i in sums else g.copy()
-                for i in set(ids.tolist()):
-                    num_frames[i] = num_frames.get(i, 0) + 1
-            for i, total in sums.items():
-                g = total / np.float32(num_frames[i])
-                if name == "user":
-                    tables[name][i] -= np.float32(USER_RATE) * g
-                else:
-                    accumulators[i] += g * g
-                    tables[name][i] -= np.float32(ITEM_RATE) * g / np.sqrt(accumulators[i])
+                np.add.at(sums, ids, grads)
+                num_frames[np.unique(ids)] += 1
+            g = sums / np.maximum(num_frames, 1)  # 0 for a row without gradients, which changes nothing
+            if name == "user":
+                table -= np.float32(USER_RATE) * g
+            else:
+                accumulators += g * g
+                table -= np.float32(ITEM_RATE) * g / np.sqrt(accumulators)
     return tables
 
 

@@ -10,18 +10,14 @@ from typing import Any
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import TargetError
 from penstock.base.events import printable
-from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
-from penstock.cli.status import TIMEOUT_S, add_address, client_of, status_of
+from penstock.cli.status import TIMEOUT_S, client_of, status_of
+from penstock.cli.status import add as add
 from penstock.serving.flight import Client
 from penstock.serving.flight.connection import as_source
 
 EXAMPLE = "penstock drain grpc://127.0.0.1:8815"
 TICK_S = 0.1
-
-
-def add(command: Parser) -> None:
-    add_address(command)
 
 
 def run(args: argparse.Namespace, out: Output) -> None:

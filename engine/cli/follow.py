@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from dataclasses import asdict
 
@@ -64,7 +63,6 @@ def _default_intervals() -> str:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     target = open_target(args.into, args.state)
     patience_s = args.patience if args.patience is not None else ONCE_S if args.once else math.inf
     with client_of(args.address, TIMEOUT_S, patience_s) as client:

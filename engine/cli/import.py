@@ -10,7 +10,7 @@ from penstock.api.engine import Engine
 from penstock.base.flag_values import local_path
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import check_new, check_no_version
-from penstock.cli.command_line import Parser, add_flag, make_devices, pairs_of
+from penstock.cli.command_line import Pairs, Parser, add_flag, make_devices
 from penstock.cli.output import Output, check_writable, place_text, several, writing
 from penstock.io.table_formats.table_format import format_of, table_formats
 from penstock.model.config.embedding import EmbeddingConfig
@@ -26,8 +26,8 @@ def add(command: Parser) -> None:
     command.add_argument("--config", required=True, metavar="CONFIG", help="the configuration of the tables")
     command.add_argument(
         "--map",
-        action="append",
-        default=[],
+        action=Pairs,
+        default={},
         dest="names",
         metavar="NAME=TABLE",
         help="the name in the source of a table, or of the tensor with the weights of TABLE or with TABLE/SLOT",
@@ -37,7 +37,6 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    names, rates = pairs_of(args, "names"), pairs_of(args, "learning_rates")
     check_no_version(args.checkpoint)
     folder = Folder(args.checkpoint)
     check_new(folder)
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     format_of(args.source)  # before the tables are allocated
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     engine = Engine(config, make_devices(args.devices), seed=args.seed, threads=args.threads, **gate)
-    loaded = engine.read_tables(args.source, args.new_tables, names, rates)
+    loaded = engine.read_tables(args.source, args.new_tables, args.names, args.learning_rates)
     with writing(args.checkpoint):
         engine.save(args.checkpoint)
     _say(out, args, loaded)

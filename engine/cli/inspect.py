@@ -22,11 +22,12 @@ from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.table_changes import changes_in
 from penstock.checkpoint.versions import NamedCommit
-from penstock.cli.command_line import Parser, add_flag, columns_of
+from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.watching import pages
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
-from penstock.io.decoding.role_types import is_list
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.role_types import check_columns, is_list
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import Roles, resolve
 from penstock.io.sources.opening import Part, expanded, looks_like_arrow, open_source
@@ -61,7 +62,7 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    columns = columns_of(args)
+    check_columns(args.columns)
     if args.report is not None:
         check_writable(args.report)
     if source_kind(args.path) is None and is_checkpoint(args.path):
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
             raise InputError(other_format(Path(args.path)) or problem, source=args.path) from None
     sources = [open_source(each, args.allow_missing_end, as_files=True) for each in expanded(args.path)]
     uses: Uses | None = None if args.report is None else defaultdict(pages("id_statistics").IdUses)
-    parts = [inspect_part(part, columns, out, uses) for source in sources for part in source.parts()]
+    parts = [inspect_part(part, args.columns, out, uses) for source in sources for part in source.parts()]
     result = {"path": place_of(args.path), "kind": "stream", "parts": parts}
     if uses is not None:
         sections = pages("id_statistics").use_sections(uses)
@@ -272,7 +273,7 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
     for f in part.schema:
         out.say(f"  {f.name}: {f.type}{'' if f.nullable else ' not null'}")
     try:
-        roles = resolve(part.schema, part.name, columns)
+        roles = resolve(part.schema, part.name, ReadOptions({}, columns=columns or {}))
     except InputError as error:
         if columns:
             raise

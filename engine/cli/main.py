@@ -54,7 +54,7 @@ ENDS_BY_SIGTERM = ("serve", "follow")
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE = 0, 1, 2, 3, 4, 5, 6
 
-EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+EXIT_CODES: tuple[tuple[type[PenstockError], int], ...] = (
     (UsageError, USAGE),
     (InputError, INPUT),
     (ConfigError, CONFIG),
@@ -64,9 +64,6 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ListenError, RESOURCE),
     (CapacityError, RESOURCE),
     (PenstockError, FAILED),
-    (UnicodeEncodeError, USAGE),
-    (MemoryError, RESOURCE),
-    (OSError, RESOURCE),
 )
 
 _MUST_FIT = (
@@ -118,6 +115,7 @@ def answer(argv: list[str], at_once: threading.Event) -> int:
 
     at_once : set to request an exit that waits for no thread: gRPC would wait forever for callers that stay connected
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     as_json = "--json" in argv
     with contextlib.ExitStack() as ending:
         ending.callback(drop_dead_streams)
@@ -128,10 +126,10 @@ def answer(argv: list[str], at_once: threading.Event) -> int:
         except Exception as error:
             if isinstance(error, BrokenPipeError) and error.filename in (None, "<stdout>"):
                 return RESOURCE  # the reader of stdout has closed it, so there is nothing to print to
-            code = exit_code(error)
+            code, message = judged(error)
             if os.environ.get("PENSTOCK_TRACEBACK"):
                 traceback.print_exc()
-            return fail(explain(error), code, as_json)
+            return fail(message, code, as_json)
 
 
 def run(argv: list[str], at_once: threading.Event, ending: contextlib.ExitStack) -> int:
@@ -180,45 +178,25 @@ def fail(message: str, code: int, as_json: bool) -> int:
     return code
 
 
-def exit_code(error: Exception) -> int:
-    """Return the exit code of an error. Raise the error again, for its traceback, if it is a bug in penstock."""
-    if _out_of_device_memory(error) or _out_of_threads(error):
-        return RESOURCE
-    if _lacks_library(error):
-        return FAILED
+def judged(error: Exception) -> tuple[int, str]:
+    """Return the exit code and the message of an error. Raise it again if it is a bug in penstock."""
+    text, kind_name = str(error), type(error).__name__
     for kind, code in EXIT_CODES:
         if isinstance(error, kind):
-            return code
-    raise error
-
-
-def explain(error: Exception) -> str:
-    """Return the error as a one-line message."""
-    if isinstance(error, PenstockError):
-        return str(error)
-    if _lacks_library(error):
-        return f"{error}: pip install penstock"
+            return code, text
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LIBRARIES:
+        return FAILED, f"{text}: pip install penstock"
     if isinstance(error, UnicodeEncodeError):  # Arrow accepts only UTF-8 names
-        return f"'{os.fsencode(error.object).decode('utf-8', 'backslashreplace')}' is not UTF-8; use a name that is"
+        name = os.fsencode(error.object).decode("utf-8", "backslashreplace")
+        return USAGE, f"'{name}' is not UTF-8; use a name that is"
     if isinstance(error, OSError):
-        return f"{error.filename or 'cannot write the output'}: {short(error.strerror or str(error))}"
-    if isinstance(error, MemoryError) or _out_of_device_memory(error):
-        return f"out of memory: {str(error) or _MUST_FIT}"
-    if _out_of_threads(error):
-        return f"{error}: raise the limit of memory or of threads (ulimit -d, -v, -u), or give --threads 1"
-    return str(error)
-
-
-def _out_of_device_memory(error: Exception) -> bool:
-    return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
-
-
-def _lacks_library(error: Exception) -> bool:
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LIBRARIES
-
-
-def _out_of_threads(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+        return RESOURCE, f"{error.filename or 'cannot write the output'}: {short(error.strerror or text)}"
+    of_device = kind_name in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in text
+    if isinstance(error, MemoryError) or of_device:
+        return RESOURCE, f"out of memory: {text or _MUST_FIT}"
+    if isinstance(error, RuntimeError) and text == "can't start new thread":
+        return RESOURCE, f"{text}: raise the limit of memory or of threads (ulimit -d, -v, -u), or give --threads 1"
+    raise error
 
 
 def parser(argv: Sequence[str] | None = None) -> Parser:

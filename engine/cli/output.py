@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,21 +215,25 @@ class ProgressLine:
 
     A terminal that cannot redraw a line (TERM=dumb) gets a new line every few seconds. There are no colours, so
     NO_COLOR needs no support.
+
+    also : called with each progress, whatever stderr is
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[], object] = lambda: None) -> None:
+        self._also = also
         self._on = sys.stderr.isatty()
         self._plain = os.environ.get("TERM") == "dumb"
         self._started = time.monotonic()
         self._drawn = 0.0
         self._width = 0
 
-    def __call__(self, counters: Counters, gate: GateProgress, share: float | None) -> None:
+    def __call__(self, counters: Counters, gate: GateProgress, fraction: float | None) -> None:
+        self._also()
         now = time.monotonic()
         if not self._on or now - self._drawn < 1 / (_LINES_PER_S if self._plain else _REDRAWS_PER_S):
             return
         self._drawn = now
-        text = progress_text(counters, gate, share, now - self._started)
+        text = progress_text(counters, gate, fraction, now - self._started)
         if self._plain:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -257,14 +261,14 @@ def _columns() -> int:
         return 80
 
 
-def progress_text(counters: Counters, gate: GateProgress, share: float | None, elapsed_s: float) -> str:
-    """Return the text of the progress line. share : of the input that has been read; None if its length is unknown"""
+def progress_text(counters: Counters, gate: GateProgress, fraction: float | None, elapsed_s: float) -> str:
+    """Return the text of the progress line. fraction : of the input that is read; None if its length is unknown"""
     per_s = counters.rows / elapsed_s if elapsed_s > 0 else 0.0
     text = f"{count(counters.rows)} rows  {count(per_s)} rows/s  step {count(gate.global_step)}"
     if gate.num_required is not None and gate.num_required > 1:
         text += f"  gate {gate.num_accumulated}/{gate.num_required}"
     if counters.stale or counters.num_dropped:
         text += f"  {count(counters.stale)} stale frames  {count(counters.num_dropped)} rows dropped"
-    if share is not None and 0 < share < 1:
-        text += f"  {share:4.0%}  {duration(elapsed_s / share - elapsed_s)} left"
+    if fraction is not None and 0 < fraction < 1:
+        text += f"  {fraction:4.0%}  {duration(elapsed_s / fraction - elapsed_s)} left"
     return text

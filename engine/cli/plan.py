@@ -102,7 +102,7 @@ _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config = EmbeddingConfig.load(args.config)
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions)
     options = reading(config, **keywords | {"on_bad_row": "drop" if drops_bad_rows else "error"})

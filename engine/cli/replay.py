@@ -18,7 +18,6 @@ from penstock.cli.command_line import (
     add_sources,
     keywords_of,
     make_devices,
-    pairs_of,
 )
 from penstock.cli.output import Output, ProgressLine, place_text, writing
 from penstock.cli.replay_flags import Checked, check_no_passes
@@ -46,11 +45,11 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if engine.is_shared:
         engine.publish()
     watched = watching(args, engine)
-    progress = ProgressLine()  # created here because its clock starts now
+    progress = ProgressLine(watched.tick)  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
         with watched, writing(place) if place else nullcontext():
-            report = engine.run(args.sources, progress=watched.then_tick(progress), **keywords)
+            report = engine.run(args.sources, progress=progress, **keywords)
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
         kept = "nothing was written"
@@ -91,5 +90,5 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
         TableChanges(**changes).check_commit(place_text(args.checkpoint))
     engine = Engine(config, mesh, seed=args.seed, threads=args.threads, shared=folder, **gate)
     if args.init is not None:
-        engine.read_tables(args.init, args.new_tables, learning_rates=pairs_of(args, "learning_rates"))
+        engine.read_tables(args.init, args.new_tables, learning_rates=args.learning_rates)
     return engine

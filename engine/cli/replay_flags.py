@@ -53,9 +53,9 @@ class Checked:
     """The flags of a replay on one machine. Invalid ones and missing files are reported before tables are allocated."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        rates, _, self.quarantine = check_reading(args)
+        _, self.quarantine = check_reading(args)
         self.config = EmbeddingConfig.load(args.config)
-        check_given(rates, self.config.num_tags)
+        check_given(args.learning_rates, self.config.num_tags)
         ReadOptions.of_config(self.config, {"table": args.table})
         sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
         if sources:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.cli.command_line import Parser
@@ -25,7 +24,6 @@ def add(command: Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     if args.place.startswith(("grpc://", "grpc+tcp://", "grpc+tls://")):
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
         with connect(args.place) as client, as_source():
             done = client.rollback(args.to)
     else:

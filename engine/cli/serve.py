@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import signal
 import ssl
 import sys
@@ -21,7 +20,7 @@ from penstock.base.filesystem.descriptors import raise_limit
 from penstock.base.flag_values import local_path, whole
 from penstock.base.validation import is_loopback
 from penstock.checkpoint.store import Folder
-from penstock.cli.command_line import Parser, add_flags, keywords_of, pairs_of
+from penstock.cli.command_line import Parser, add_flags, keywords_of
 from penstock.cli.output import (
     Output,
     cache_texts,
@@ -71,8 +70,6 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(options_of("serve", WatchingOptions))
 REPLICA_FLAGS += ("max_message", *(field for field, *_ in LIMITS.values()))
-# The signal that reloads tokens and certificates; None: this system has none.
-HANGUP = getattr(signal, "SIGHUP", None)
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -143,9 +140,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
-    if HANGUP is not None:
-        interrupts.reserve(HANGUP)
+    interrupts.reserve(signal.SIGHUP)  # which reloads tokens and certificates
     raise_limit()
     wait_for_descriptors()
     if args.replica is not None:
@@ -156,7 +151,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_library(args)
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
-    rates = LearningRates(config.num_tags, pairs_of(args, "learning_rates"), config.schedules)
+    rates = LearningRates(config.num_tags, args.learning_rates, config.schedules)
     keywords = keywords_of(args, "serve", ReadingOptions, OneReaderOptions) | {"on_bad_row": args.on_bad_row}
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     if rates.missing:
@@ -299,7 +294,7 @@ def _wait(
     try:
         while not service.wants_to_end.wait(TICK_S):
             interrupts.check()
-            if HANGUP is not None and interrupts.requested(HANGUP):
+            if interrupts.requested(signal.SIGHUP):
                 access.reload(service, out)
             watched.tick()
     except KeyboardInterrupt:

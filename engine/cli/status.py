@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from penstock.base.errors import InputError, listed
@@ -20,10 +19,6 @@ TIMEOUT_S = 10.0
 
 
 def add(command: Parser) -> None:
-    add_address(command)
-
-
-def add_address(command: Parser) -> None:
     command.add_argument("address", metavar="ADDRESS", help="of the service: grpc://HOST:PORT or grpc+tls://HOST:PORT")
 
 
@@ -36,7 +31,6 @@ def run(args: argparse.Namespace, out: Output) -> None:
 
 def client_of(address: str, timeout_s: float | None, patience_s: float = 0) -> Client:
     """Return a client. timeout_s : of each action, but not of streams; patience_s : how long to retry"""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     return Client(Connection(Address.of(address), None, None, patience_s, timeout_s))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -20,14 +20,13 @@ from penstock.cli.command_line import (
 )
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
-from penstock.core.gate import Gate
-from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.core.pipeline import Pipeline, TableStore
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.frames import Frame
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import Counters, too_stale
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, report the findings, and return the exit code."""
-    rates, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
         rates_text = several(config.num_tags, "dynamic learning rate")
@@ -75,14 +74,13 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
         keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {"on_bad_row": "drop", "merge": None}
-        missing = LearningRates(config.num_tags, rates, config.schedules).missing
+        missing = LearningRates(config.num_tags, args.learning_rates, config.schedules).missing
         options = ReadOptions.of_config(config, keywords, rates_needed=missing)
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:
             keys = KeyChecks(config if memory else None)
             required = args.num_required or config.gate_num_required or 1
-            pipeline = pipeline_of(config) if memory else None
-            walked = walk(checks, options, required, pipeline, args, keys, out)
+            walked = walk(checks, options, required, stores_of(config) if memory else {}, args, keys, out)
             walked |= keys.say(out)
     stale_errors = walked.pop("stale_errors", [])
     of_config = [str(finding) for finding in findings if finding.severity == "error"]
@@ -202,57 +200,47 @@ def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
     return expanded(text)
 
 
-def pipeline_of(config: EmbeddingConfig) -> Pipeline:
+def stores_of(config: EmbeddingConfig) -> dict[str, TableStore]:
     """Return what sums the rows between two openings, as a replay does: a sum may leave the finite range."""
-    stores = {spec.name: TableStore(None, spec.dim, accumulate=spec.accumulate, mean=False) for spec in config.tables}
-    return Pipeline(stores, ThreadTeam(1))
+    counts = {"mean": False, "count_frames": True, "count_rows": True}
+    return {spec.name: TableStore(None, spec.dim, accumulate=spec.accumulate, **counts) for spec in config.tables}
 
 
 def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
     num_required: int,
-    pipeline: Pipeline | None,
+    stores: Mapping[str, TableStore],
     args: argparse.Namespace,
     keys: KeyChecks,
     out: Output,
 ) -> dict[str, Any]:
     """Pass the frames of all sources through a gate without tables. Print and return the resulting counts.
 
-    pipeline : sums the frames that the gate admits; None: the configuration has errors
-    keys : gets the frames, too, and the openings of the gate
+    stores : of the rows that the gate admits, by table; empty: the configuration has errors
+    keys : gets the openings of the gate
     """
-    gate, total = Gate(num_required), Counters()
+    pipeline, total = Pipeline(stores, ThreadTeam(1)) if stores else None, Counters()
 
-    def opened(_: int) -> None:
-        keys.open(gate.global_step)
+    def on_open() -> None:
         if pipeline is not None:
-            pipeline.drain()
+            keys.open(gate.global_step, pipeline)
         total.steps += 1
 
-    def admit(frame: Frame) -> tuple[Frame, bool]:
-        def enter() -> None:
-            if pipeline is not None:
-                pipeline.add(frame)
-            keys.add(frame)
-
-        try:
-            return frame, gate.admit(frame.local_step, enter, frame.contributor)
-        except BadRowsError as error:
-            return admit(error.repaired(frame))
-
-    gate.open_into(opened)
+    trial = TrialGate(num_required, pipeline, on_open)
+    gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:
         for number, frame in islice(numbered, args.limit):
             if frame.is_void:
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
-            frame, admitted = admit(frame)
+            frame, admitted = trial.admit(frame)
+            trial.open()
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
-    if args.flush and gate.num_accumulated:
-        gate.open_early()
+    if args.flush:
+        trial.open(early=True)
     for check in checks:
         check.end()
         check.say(out)

@@ -39,7 +39,7 @@ class StageFunction:
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of the deltas; reading it creates no engine.
+        Schema of the deltas; reading it creates no engine.
 
     Examples
     --------

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.base.array_conversion import as_array, as_numbers, is_numeric
 from penstock.base.errors import InputError, UsageError
+from penstock.base.validation import whole
 from penstock.model.config.id_ranges import ANY_INT64, exact_integers, outside
 from penstock.model.frames import Array, Int64
 
@@ -56,24 +56,12 @@ def reduction_of(reduction: Any) -> str:
     return str(reduction)
 
 
-def scalar_of(name: str, value: Any) -> int:
-    """Return an int64 scalar. Raises UsageError, also for an array, where TensorFlow adds the gradient or crashes."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        got = f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
-        raise UsageError(f"{name}: expected one integer, got {got}") from None
-    if not -(2**63) <= number < 2**63:
-        raise UsageError(f"{name}: expected an int64, got {number}")
-    return number
-
-
 def sizes_of(grad_shape: Any) -> tuple[int, ...] | None:
     """Return a gradient's declared dense shape, or None. Raises UsageError."""
     if grad_shape is None:
         return None
     try:
-        return tuple(scalar_of("grad_shape", dim) for dim in grad_shape)
+        return tuple(whole("grad_shape", dim) for dim in grad_shape)
     except TypeError:
         raise UsageError(f"grad_shape: expected a sequence of integers, got {grad_shape!r}") from None
 
@@ -96,7 +84,7 @@ def contributor_of(value: Any) -> int | str | None:
 
 def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
-    array = _array("gradient", value, as_numbers)
+    array = as_numbers(value, "gradient", InputError)
     if isinstance(value, (list, tuple, int, float)):
         if not is_numeric(array):
             raise InputError(f"gradient: expected numbers, got {array.dtype}")
@@ -109,20 +97,13 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
 
 def ids_of(ids: Any) -> Int64:
     """Return ids of any rank as int64. Raises InputError for floats and for ids beyond int64."""
-    array = _array("ids", ids)
+    array = as_array(ids, "ids", InputError)
     exact = exact_integers(ids, array)
     if exact is None:
         raise InputError(f"ids: expected integers, got {array.dtype}")
     if (bad := outside(exact, ANY_INT64)).any():
         raise InputError(f"ids: expected int64, got {exact[bad][0]}")
     return exact.astype(np.int64, copy=False)
-
-
-def _array(role: str, value: Any, convert: Callable[[Any], Array] = as_array) -> Array:
-    try:
-        return convert(value)
-    except ValueError as error:
-        raise InputError(f"{role}: {error}") from None
 
 
 def shape_text(shape: Partial) -> str:

@@ -203,7 +203,7 @@ class Report:
     unverified : str or None
         The reason why the input is not verified.
     variants : mapping of str to str
-        Table → the variant that updates it (docs/tpu.md).
+        Table → the variant that updates it (docs/devices.md).
     device_problems : int
         Problems of the programs, described in ``notes``.
     rolled_back : int

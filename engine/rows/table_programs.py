@@ -54,7 +54,7 @@ class TablePrograms:
         if changed:
             old, new = (f"'{side[changed[0]]['variant']}' ({side[changed[0]]['compiler']})" for side in (before, now))
             problem = f"tables updated by {old} before the commit and by {new} now ({listed(changed)})"
-            self._resumed = [f"{problem}: bits agree only to the bound between variants (docs/tpu.md)"]
+            self._resumed = [f"{problem}: bits agree only to the bound between variants (docs/devices.md)"]
             log.warning(self._resumed[0])
 
 

@@ -11,13 +11,13 @@ from contextlib import closing
 import pyarrow as pa
 
 from penstock.base.errors import ConfigError, InputError
-from penstock.io.decoding.coded_tables import CodedTables, coded_tables
+from penstock.io.decoding.coded_tables import coded_tables
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FramePiece, PlainPieces
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns, rows_of
+from penstock.io.decoding.rows import DecodedBatch, plain_columns, rows_of
 from penstock.io.decoding.schema import REQUIRED, TABLE_KEY, Roles, resolve
 from penstock.io.decoding.source_batch import SourceBatch, TableRun, find_all_bad_rows
 from penstock.io.sources.batch import Batch, Part, PlainRoles
@@ -33,16 +33,14 @@ Decoder = Callable[[Batch], DecodedBatch]
 class BatchPieces:
     """Decodes the batches of a part, and of any other part with the same schema, and splits them into pieces.
 
-    continues : whether the commit that the run continues has frames of the source
     names : of the columns in use; unread : of the others; batches_are_frames : whether every batch ends its frame
     maybe_step : the unread columns of integers, one of which may be meant as the step; [] if a column is the step
 
     Raises InputError or ConfigError for a schema without what the options need.
     """
 
-    def __init__(self, part: Part, options: ReadOptions, continues: bool = False) -> None:
+    def __init__(self, part: Part, options: ReadOptions) -> None:
         self._part, self._options = part, options
-        self._has_boundaries = part.has_boundaries or (continues and part.had_boundaries)
         self._roles = roles = self._resolved()
         self.names = roles.names
         unread = [field for field in part.schema if field.name not in self.names]  # several may have one name
@@ -51,9 +49,16 @@ class BatchPieces:
         integers = [field.name for field in unread if pa.types.is_integer(field.type)]
         self.maybe_step = [] if has_step else integers
         self._needs_boundaries = rows is None and not has_step
-        takes_batches = self._needs_boundaries and self._has_boundaries and not part.ends_are_marked
+        takes_batches = self._needs_boundaries and part.has_boundaries and not part.ends_are_marked
         self.batches_are_frames = takes_batches or rows == "batch"
-        self._decode, self._plain, self._coded = self._decoder(), self._plain_columns(), self._coded_tables()
+        self._table = self._default_table()
+        self._decode, self._plain, self._coded = self._decoder(), None, None
+        if options.unvalidated and not isinstance(roles, ExampleRoles):
+            # Without a step, frames that span batches, and frames of N rows, are composed batch by batch.
+            reads_ahead = options.frame_rows is None and (has_step or self.batches_are_frames)
+            most_rows = MAX_ROWS_AHEAD if reads_ahead else 1
+            self._plain = plain_columns(roles, self._table, options.sizes, most_rows, self.batches_are_frames)
+            self._coded = coded_tables(roles, options.sizes)
 
     @property
     def plain(self) -> PlainRoles | None:
@@ -65,7 +70,7 @@ class BatchPieces:
         if isinstance(batch, BatchRun):
             yield self._plain_pieces(batch.rows, batch.batch)
             return
-        if self._needs_boundaries and not self._has_boundaries and not batch.ends_frame:
+        if self._needs_boundaries and not self._part.has_boundaries and not batch.ends_frame:
             raise missing_roles(self._part.schema, batch.source, ["step"], self._options.columns, batch.data)
         if batch.index is None and self._options.contribution_rows == "batch":
             problem = "a Parquet file has no record batches; give --contribution-rows N (contribution_rows=N)"
@@ -103,15 +108,7 @@ class BatchPieces:
         examples = resolve_examples(part.schema, part.name, options)
         if examples is None:
             self._check_no_role_is_missing()
-        roles = examples or resolve(
-            part.schema,
-            part.name,
-            options.columns,
-            options.gradient_dtype,
-            options.needs_time,
-            options.ids_only,
-            options.hash_ids,
-        )
+        roles = examples or resolve(part.schema, part.name, options)
         if options.rates_needed and roles.learning_rates is None:
             raise ConfigError(
                 "the configuration has dynamic learning rates and nothing gives the value of tag "
@@ -128,7 +125,7 @@ class BatchPieces:
         options, part = self._options, self._part
         columns, has_table = options.columns, TABLE_KEY in (part.schema.metadata or {})
         needed = [*REQUIRED, *(["time"] if options.needs_time else [])]
-        if options.contribution_rows is None and not self._has_boundaries:
+        if options.contribution_rows is None and not part.has_boundaries:
             needed.append("step")
         if options.table is None and len(options.sizes) > 1 and not has_table:
             needed.append("table")
@@ -150,27 +147,13 @@ class BatchPieces:
         roles = self._roles
         return roles.table is None and roles.default_table is None and len(self._options.sizes) > 1
 
-    def _default_table(self, roles: Roles) -> str | None:
+    def _default_table(self) -> str | None:
         """Return the table of rows that name none."""
         only = next(iter(self._options.sizes)) if len(self._options.sizes) == 1 else None
-        return next((name for name in (roles.default_table, self._options.table) if name is not None), only)
+        return next((name for name in (self._roles.default_table, self._options.table) if name is not None), only)
 
     def _decoder(self) -> Decoder:
-        options, roles = self._options, self._roles
+        options, roles, table = self._options, self._roles, self._table
         if isinstance(roles, ExampleRoles):
             return lambda batch: decode_examples(batch, roles, options)
-        table = self._default_table(roles)
         return lambda batch: decode_rows(batch, roles, table, options.num_tags)
-
-    def _plain_columns(self) -> PlainColumns | None:
-        if isinstance(self._roles, ExampleRoles) or not self._options.unvalidated:
-            return None
-        # Without a step, frames that span batches, and frames of N rows, are composed batch by batch.
-        reads_ahead = self._options.frame_rows is None and (self._roles.step is not None or self.batches_are_frames)
-        table, most_rows = self._default_table(self._roles), MAX_ROWS_AHEAD if reads_ahead else 1
-        return plain_columns(self._roles, table, self._options.sizes, most_rows, self.batches_are_frames)
-
-    def _coded_tables(self) -> CodedTables | None:
-        if isinstance(self._roles, ExampleRoles) or not self._options.unvalidated:
-            return None
-        return coded_tables(self._roles, self._options.sizes)

@@ -1,12 +1,11 @@
-"""Convert one Arrow column to numpy: validate it, then read it as integers, codes into values, or lists of floats.
+"""Convert one Arrow column to numpy: integers, codes into values, or lists of floats.
 
-Handles types, not roles. Call ``validated`` before the other functions: they take pointers into
-the column, without a copy if the producer's layout allows.
+Handles types, not roles. Validate the column in full before: these functions take pointers into it, without a copy if
+the producer's layout allows.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from penstock.pyx.run_lengths import equal_runs, length_runs
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -40,7 +37,6 @@ class Lists:
     width : of every row, where offsets is None: row i is then values[i*width : (i+1)*width]
     offsets : integers, shape (n + 1,): row i is values[offsets[i] : offsets[i+1]]
     null : rows that are null or contain a null; None if there are none
-    runs : (start, stop, length) of rows of one length, if they are known to be few
     """
 
     values: Float32
@@ -48,7 +44,6 @@ class Lists:
     width: int
     offsets: npt.NDArray[Any] | None
     null: Bool | None
-    runs: Runs | None = None
 
     def look(self, rows: slice | Int64, dim: int) -> Look:
         """Return the values and the indices of the selected rows (None: all), without a copy.
@@ -73,16 +68,6 @@ class Lists:
         """Return float32 (n, dim); a view if the rows are contiguous. rows : as in ``look``"""
         values, row_index, _ = self.look(rows, dim)
         return values if row_index is None else values[row_index]
-
-    def all_of(self, dim: int, start: int, stop: int) -> bool:
-        """Return whether the rows from start to stop have that length."""
-        if self.offsets is None:
-            return self.width == dim or start >= stop
-        if self.runs is None:
-            return bool((np.diff(self.offsets[start : stop + 1]) == dim).all())
-        first = bisect_right(self.runs, start, key=lambda run: run[0]) - 1
-        last = bisect_left(self.runs, stop, key=lambda run: run[0])
-        return all(length == dim for _, _, length in self.runs[max(first, 0) : last]) or start >= stop
 
     def of_row(self, row: int) -> Float32:
         length = self.length(row)
@@ -118,63 +103,14 @@ class Lists:
         return np.asarray(before[1:] > before[:-1])
 
 
-def validated(column: pa.Array) -> Runs | None:
-    """Validate a column in full, as far as pointers into it require. Raises Arrow's errors.
-
-    Returns the runs of a dictionary's codes, or of lists of one length, without nulls, if they are few: every run
-    has then passed the checks that Arrow would make of every code and offset.
-    """
-    look = _RUNS_OF.get(column.type.id)
-    if look is not None:
-        column.validate()
-        runs = look(column)
-        if runs is not None:
-            return runs
-    column.validate(full=True)
-    return None
-
-
-def _code_runs(column: pa.DictionaryArray) -> Runs | None:
-    if column.buffers()[0] is not None or pa.types.is_unsigned_integer(column.indices.type):
-        return None
-    column.dictionary.validate(full=True)
-    runs = equal_runs(_numpy(column.indices), len(column) // ROWS_OF_A_RUN + 1)
-    num_values = len(column.dictionary)
-    return runs if runs is not None and all(0 <= code < num_values for _, _, code in runs) else None
-
-
-def _list_runs(column: pa.Array) -> Runs | None:
-    if not len(column) or column.buffers()[0] is not None:
-        return None
-    column.values.validate(full=True)
-    offsets = _numpy(column.offsets)
-    unsigned = offsets.view(np.uint32 if offsets.dtype == np.int32 else np.uint64)
-    most = np.iinfo(offsets.dtype).max
-    return length_runs(unsigned, min(len(column.values), most), len(column) // ROWS_OF_A_RUN + 1)
-
-
-_RUNS_OF = {
-    pa.lib.Type_DICTIONARY: _code_runs,
-    pa.lib.Type_LIST: _list_runs,
-    pa.lib.Type_LARGE_LIST: _list_runs,
-}
-
-
 def integers(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None]:
     """Return the values, 0 for null, and which are null (None: none)."""
     null = _null(column)
     return _numpy(column if null is None else pc.fill_null(column, 0)), null
 
 
-def coded(column: pa.Array, runs: Runs | None = None) -> tuple[Codes, list[Any]]:
-    """Return codes into a list of distinct values, -1 for null, in their signed type, and the list.
-
-    runs : from ``validated``
-    """
-    if runs is not None:
-        values = column.dictionary.to_pylist() if len(column.dictionary) <= len(column) else [None]
-        if None not in values and len(set(values)) == len(values):
-            return _numpy(column.indices), values
+def coded(column: pa.Array) -> tuple[Codes, list[Any]]:
+    """Return codes into a list of distinct values, -1 for null, in their signed type, and the list."""
     if not pa.types.is_dictionary(column.type):
         column = _without_views(column).dictionary_encode()
     if column.indices.null_count or pa.types.is_unsigned_integer(column.indices.type):
@@ -193,8 +129,8 @@ def coded(column: pa.Array, runs: Runs | None = None) -> tuple[Codes, list[Any]]
     return codes, list(distinct)
 
 
-def float_lists(column: pa.Array, bfloat16: bool = False, runs: Runs | None = None) -> Lists:
-    """Read any list of floats as float32. bfloat16 : its uint16 values are bfloat16; runs : from ``validated``"""
+def float_lists(column: pa.Array, bfloat16: bool = False) -> Lists:
+    """Read any list of floats as float32. bfloat16 : its uint16 values are bfloat16"""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     kind, null, num_rows = column.type, _null(column), len(column)
@@ -214,26 +150,19 @@ def float_lists(column: pa.Array, bfloat16: bool = False, runs: Runs | None = No
             # A copy has only these rows; otherwise the offsets are valid unchanged.
             child, offsets = child.slice(first, last - first), offsets - offsets[:1]
             first, last = 0, last - first
-        if null is None and num_rows and (of_one := _only_length(offsets, runs)) is not None:
+        lengths = np.diff(offsets)
+        if null is None and num_rows and (lengths == lengths[0]).all():
             # Contiguous rows of one length: equivalent to a fixed-size list.
-            width, offsets, runs = of_one, None, None
+            width, offsets = int(lengths[0]), None
             child = child.slice(first, last - first)
     inside = _null(child)
     if inside is not None:
         child = pc.fill_null(child, 0)
-    lists = Lists(_float32(_numpy(child), bfloat16), num_rows, width, offsets, null, runs)
+    lists = Lists(_float32(_numpy(child), bfloat16), num_rows, width, offsets, null)
     if inside is None:
         return lists
     holes = lists.rows_with(inside)
-    return Lists(lists.values, num_rows, width, offsets, holes if null is None else null | holes, runs)
-
-
-def _only_length(offsets: npt.NDArray[Any], runs: Runs | None) -> int | None:
-    """Return the length of every list, if they are equal. offsets : of at least one list"""
-    if runs is not None:
-        return runs[0][2] if len(runs) == 1 else None
-    lengths = np.diff(offsets)
-    return int(lengths[0]) if (lengths == lengths[0]).all() else None
+    return Lists(lists.values, num_rows, width, offsets, holes if null is None else null | holes)
 
 
 def _null(column: pa.Array) -> Bool | None:

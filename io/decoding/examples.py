@@ -88,7 +88,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
 
 def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
-    columns = {name: valid_column(batch, name)[0] for name in roles.names}
+    columns = {name: valid_column(batch, name) for name in roles.names}
     uses: dict[str, list[ExampleUses]] = {}
     for number, feature in enumerate(roles.features):
         dim = None if options.ids_only else options.sizes[feature.table][1]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.base.array_conversion import as_array, as_arrow, as_numbers
@@ -49,7 +47,13 @@ def one_frame(
     source is then ``apply('table')``.
     """
     check_gradients(gradients)
-    checked = partial(_checked_frame, gradients, sizes, local_step, contributor, time)
+
+    def checked() -> Frame:
+        rows = {table: _checked(table, ids, values, sizes) for table, (ids, values) in gradients.items()}
+        rows = {table: blocks for table, blocks in rows.items() if blocks}
+        num_rows = sum(len(block.ids) for blocks in rows.values() for block in blocks)
+        return Frame(rows, num_rows, local_step, contributor, source="apply()", time=time)
+
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():
@@ -60,19 +64,6 @@ def one_frame(
             rows[table] = (block,)
             num_rows += len(ids)
     return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=checked, time=time)
-
-
-def _checked_frame(
-    gradients: Mapping[str, tuple[Any, Any]],
-    sizes: Mapping[str, tuple[int, int]],
-    local_step: int | None,
-    contributor: int | str | None,
-    time: int | None,
-) -> Frame:
-    rows = {table: _checked(table, ids, values, sizes) for table, (ids, values) in gradients.items()}
-    rows = {table: blocks for table, blocks in rows.items() if blocks}
-    num_rows = sum(len(block.ids) for blocks in rows.values() for block in blocks)
-    return Frame(rows, num_rows, local_step, contributor, source="apply()", time=time)
 
 
 def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
@@ -109,7 +100,7 @@ def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, i
 def _ids(ids: Any, size: int, source: str) -> pa.Array:
     if isinstance(ids, pa.Array | pa.ChunkedArray):
         return _arrow(ids, source)
-    array = _array(ids, source)
+    array = as_array(ids, source, InputError)
     exact = exact_integers(ids, array)
     if exact is None or array.ndim != 1:
         raise InputError(f"expected integers of shape (n,), got {array.dtype} of shape {array.shape}", source=source)
@@ -124,7 +115,7 @@ def _ids(ids: Any, size: int, source: str) -> pa.Array:
 def _gradients(values: Any, source: str) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _arrow(values, source)
-    array = _array(values, source, as_numbers)
+    array = as_numbers(values, source, InputError)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.shape in ((0,), (0, 0)):
@@ -140,15 +131,5 @@ def _gradients(values: Any, source: str) -> pa.Array:
 
 
 def _arrow(values: pa.Array | pa.ChunkedArray, source: str) -> pa.Array:
-    try:
-        column = as_arrow(values)
-        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    except ValueError as error:
-        raise InputError(str(error), source=source) from None
-
-
-def _array(values: Any, source: str, convert: Callable[[Any], npt.NDArray[Any]] = as_array) -> npt.NDArray[Any]:
-    try:
-        return convert(values)
-    except ValueError as error:
-        raise InputError(str(error), source=source) from None
+    column = as_arrow(values, source, InputError)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

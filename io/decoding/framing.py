@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -356,8 +355,8 @@ class FrameBuilder:
         return FrameRun(pieces.table, blocks, bounds, steps, frame_at)
 
     def _build(self) -> Frame:
-        audit = partial(self._audited, tuple(self._pieces), self._options) if self._unvalidated else None
-        frame = self._frame.build(audit)
+        pieces, options = tuple(self._pieces), self._options
+        frame = self._frame.build((lambda: self._validated(pieces, options).build(None)) if self._unvalidated else None)
         self._begin()
         self._built(1)
         return frame
@@ -395,11 +394,8 @@ class FrameBuilder:
                     self._frame = self._validated(self._pieces, options)
                     self._pieces, self._unvalidated = [], False
 
-    def _audited(self, pieces: Sequence[FramePiece], options: ReadOptions) -> Frame:
-        """Return the frame of these pieces after a check of every value."""
-        return self._validated(pieces, options).build(None)
-
     def _validated(self, pieces: Sequence[FramePiece], options: ReadOptions) -> PartialFrame:
+        """Return the frame of these pieces after a check of every value."""
         frame = PartialFrame(options, self._first_bad)
         for piece in pieces:
             frame.add(piece.validated(options.sizes))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.base.errors import UsageError, listed
 from penstock.base.validation import whole
-from penstock.io.decoding.role_types import suggestion
-from penstock.io.decoding.schema import FLOATS, check_columns
+from penstock.io.decoding.role_types import FLOATS, check_columns, suggestion
 from penstock.model.config.specs import FeatureSpec
 from penstock.model.options import OneReaderOptions, ReadingOptions
 

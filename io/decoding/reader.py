@@ -41,7 +41,6 @@ class FrameReader:
     first_bad : the first row dropped for each reason, as an error message
     checksums : of what has been read, whether it carries checksums: True, False or both
     first_source : whose turn it is, where sources are read in turn
-    continued : numbers of the sources of which a commit has frames
     unchecked : of every source, how many of its first frames may have rows that do not fit the tables: they are dropped
     is_idle : whether the last void frame stands for a pause as long as pauses become
     """
@@ -52,7 +51,6 @@ class FrameReader:
         check_order(self.sources, options.merge, options.follow)
         self._merge = None if options.merge == "round" and len(self.sources) == 1 else options.merge
         self.first_source = 0
-        self.continued: Collection[int] = ()
         self.unchecked: Sequence[int] = ()
         self.is_idle = False
         self.first_bad: dict[str, str] = {}
@@ -183,7 +181,7 @@ class FrameReader:
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
-                columns = BatchPieces(part, self.options, number in self.continued)
+                columns = BatchPieces(part, self.options)
                 part.verifies = self.options.verifies and not self.options.ids_only
                 part.plain = columns.plain
                 self._unread.update(dict.fromkeys(columns.unread))

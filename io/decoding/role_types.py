@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from penstock.base.array_conversion import is_permuted
-from penstock.base.errors import close_names
+from penstock.base.errors import UsageError, close_names
+from penstock.model.frames import ROLES
 
+FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 WANTED = {
     "id": "any integer type",
     "gradient": "fixed_size_list, list or large_list of float16, float32, float64, or of uint16 declared as bfloat16",
@@ -18,6 +20,15 @@ WANTED = {
     "learning_rates": "a list of float32",
     "time": "an integer (int64), seconds",
 }
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Check that ``columns=`` names only roles. Raises UsageError."""
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
+        raise UsageError(f"columns: expected a mapping role → name, got {columns!r:.100}")
+    for role in columns:
+        if role not in ROLES:
+            raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

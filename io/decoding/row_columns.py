@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from penstock.io.decoding.columns import Codes, Lists, Runs, coded, float_lists, validated
+from penstock.io.decoding.columns import Codes, Lists, coded, float_lists
 from penstock.io.decoding.frame_columns import frame_columns
 from penstock.io.decoding.rows import DecodedBatch, RowBatch
 from penstock.io.decoding.schema import Roles
@@ -21,14 +21,9 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
     default_table : of rows that do not say theirs
     num_tags : how many learning rates a row must carry; None does not look at them
     """
-    columns, runs = {}, {}
-    for name in roles.names:
-        columns[name], runs[name] = valid_column(batch, name)
+    columns = {name: valid_column(batch, name) for name in roles.names}
     raw_ids, ids_null = ids_of(columns[roles.id.name])
-    table_runs = None if roles.table is None else runs[roles.table.name]
-    tables, codes = _tables(columns, roles, default_table, table_runs)
-    if roles.table is not None and table_runs is not None and len(tables) < len(columns[roles.table.name].dictionary):
-        table_runs = None  # the codes were numbered anew: the dictionary has equal names, or a null
+    tables, codes = _tables(columns, roles, default_table)
     rows = RowBatch(
         num_rows=batch.data.num_rows,
         tables=tables,
@@ -38,28 +33,27 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
         ids_null=ids_null,
         gradients=Lists(np.empty(0, np.float32), len(raw_ids), 0, None, None)
         if roles.ids_only
-        else float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
-        known_runs=table_runs,
+        else float_lists(columns[roles.gradient.name], roles.bfloat16),
     )
     return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
 
 
-def valid_column(batch: Batch, name: str) -> tuple[pa.Array, Runs | None]:
-    """Validate a column; return it and the runs that ``validated`` found. Raises InputError."""
+def valid_column(batch: Batch, name: str) -> pa.Array:
+    """Return a column, validated. Raises InputError."""
     with arrow_errors("corrupt Arrow data", batch.source, batch.index, name):
         column = batch.data.column(name)
-        runs = validated(column)
+        column.validate(full=True)
         if len(column) != batch.data.num_rows:
             raise ValueError(f"{len(column)} values in a batch of {batch.data.num_rows} rows")
-    return column, runs
+    return column
 
 
 def _tables(
-    columns: Mapping[str, pa.Array], roles: Roles, default: str | None, runs: Runs | None
+    columns: Mapping[str, pa.Array], roles: Roles, default: str | None
 ) -> tuple[tuple[str | None, ...], Codes | None]:
     if roles.table is None:
         return (default,), None
-    codes, names = coded(columns[roles.table.name], runs)
+    codes, names = coded(columns[roles.table.name])
     if len(names) == 1 and (codes >= 0).all():
         return tuple(names), None
     return tuple(names), codes

@@ -82,9 +82,6 @@ class SampleGradients:
     def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
         return np.asarray(False)  # an example whose gradient has another length stops the reading
 
-    def all_of(self, dim: int, start: int, stop: int) -> bool:
-        return True
-
     def not_finite(self) -> Bool | None:
         mask = not_finite(self.gradients, self.samples, self.gains)
         return mask if mask.any() else None
@@ -96,7 +93,6 @@ class RowBatch:
 
     tables : names; codes say which row is of which, -1 for a null. One name and codes None: all rows.
     ids : raw_ids as int64; one that does not fit is negative
-    known_runs : of the codes, where they are known to be few
     examples : of an example stream, whose batches have a RowBatch for each table
     """
 
@@ -107,7 +103,6 @@ class RowBatch:
     ids: Int64
     ids_null: Bool | None
     gradients: Lists | SampleGradients
-    known_runs: Runs | None = None
     examples: Examples | None = None
 
     def span(self, start: int, stop: int) -> slice:
@@ -130,13 +125,9 @@ class RowBatch:
         signed = self.raw_ids.dtype.kind == "i"
         if -1 in dims or not all(size > 0 or (size == ANY_INT64 and signed) for size, _ in of_tables):
             return True
-        if self.codes is None:
-            return not self.gradients.all_of(dims[0], 0, self.num_rows)
-        if self.runs is not None:
-            return any(code < 0 or not self.gradients.all_of(dims[code], *rows) for *rows, code in self.runs)
-        if bool((self.codes < 0).any()):
-            return True
-        return bool(self.gradients.differ_from(np.array(dims, np.int64)[self.codes]).any())
+        # The last entry stands for code -1, a null.
+        dim = dims[0] if self.codes is None else np.array([*dims, -1], np.int64)[self.codes]
+        return bool(self.gradients.differ_from(dim).any())
 
     def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Selected:
         """Select rows, which must be good, as (table, which, rows), table by table, each table's in their order."""
@@ -171,8 +162,6 @@ class RowBatch:
     @cached_property
     def runs(self) -> Runs | None:
         """Return the runs of rows of one table, (start, stop, code), if they are few; else None."""
-        if self.known_runs is not None:
-            return self.known_runs
         assert self.codes is not None
         cuts = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
         if len(cuts) > self.num_rows // ROWS_OF_A_RUN:

@@ -11,16 +11,17 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from penstock.base.errors import InputError, UsageError
+from penstock.base.errors import InputError
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.role_types import (
+    FLOATS,
     WANTED,
     fits,
     is_float_list,
     is_list,
     nearest,
     storage_type,
-    suggestion,
     type_hint,
 )
 from penstock.io.decoding.string_ids import hashing_hint, holds_text
@@ -29,7 +30,6 @@ from penstock.model.frames import ROLES
 
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"
-FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 
 
 @dataclass(frozen=True)
@@ -54,69 +54,36 @@ class Roles:
         return list(dict.fromkeys(f.name for f in fields if f is not None))
 
 
-def check_columns(columns: Mapping[str, str]) -> None:
-    """Check that ``columns=`` names only roles. Raises UsageError."""
-    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
-        raise UsageError(f"columns: expected a mapping role → name, got {columns!r:.100}")
-    for role in columns:
-        if role not in ROLES:
-            raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")
+def resolve(schema: pa.Schema, source: str, options: ReadOptions) -> Roles:
+    """Find the roles in a schema and check their types. The gradient's column must exist even if it is not read.
 
-
-def resolve(
-    schema: pa.Schema,
-    source: str,
-    columns: Mapping[str, str] | None = None,
-    gradient_dtype: str | None = None,
-    needs_time: bool = False,
-    ids_only: bool = False,
-    hash_ids: bool = False,
-) -> Roles:
-    """Find the roles in a schema and check their types.
-
-    columns : role → name, for streams that use other names
-    gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
-    needs_time : the column ``time`` must exist; else it is ignored
-    ids_only : the gradient's column must exist, but is not read
-    hash_ids : ids may be strings
     Raises InputError naming the columns, what was expected and a guess.
     """
+    columns, gradient_dtype = options.columns, options.gradient_dtype
     with arrow_errors("corrupt Arrow schema", source):
-        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time, ids_only, hash_ids)
-
-
-def _resolve(
-    schema: pa.Schema,
-    source: str,
-    columns: Mapping[str, str],
-    gradient_dtype: str | None,
-    needs_time: bool,
-    ids_only: bool,
-    hash_ids: bool,
-) -> Roles:
-    roles = [role for role in ROLES if role != "time" or needs_time]
-    fields = {role: field_of(schema, source, role, columns.get(role)) for role in roles}
-    missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
-    if missing:
-        raise missing_roles(schema, source, missing, columns)
-    gradient = fields["gradient"]
-    assert gradient is not None
-    bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
-    if gradient_dtype == "bfloat16" and is_float_list(storage_type(gradient.type)):
-        problem = f"declared as bfloat16, which Arrow holds as uint16, but it is {gradient.type}: do not declare it"
-        raise InputError(problem, source=source, column=gradient.name)
-    hashed = fields["id"] is not None and hash_ids and holds_text(fields["id"].type)
-    check_types({**fields, "id": None} if hashed else fields, source, bfloat16)
-    if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
-        problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
-        raise InputError(problem, source=source, column=gradient.name)
-    default = (schema.metadata or {}).get(TABLE_KEY)
-    return Roles(
-        **fields,
-        default_table=None if default is None else default.decode("utf-8", "replace"),
-        bfloat16=bfloat16,
-        ids_only=ids_only,
-    )
+        roles = [role for role in ROLES if role != "time" or options.needs_time]
+        fields = {role: field_of(schema, source, role, columns.get(role)) for role in roles}
+        missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
+        if missing:
+            raise missing_roles(schema, source, missing, columns)
+        gradient = fields["gradient"]
+        assert gradient is not None
+        bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
+        if gradient_dtype == "bfloat16" and is_float_list(storage_type(gradient.type)):
+            problem = f"declared as bfloat16, which Arrow holds as uint16, but it is {gradient.type}: do not declare it"
+            raise InputError(problem, source=source, column=gradient.name)
+        hashed = fields["id"] is not None and options.hash_ids and holds_text(fields["id"].type)
+        check_types({**fields, "id": None} if hashed else fields, source, bfloat16)
+        if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
+            problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
+            raise InputError(problem, source=source, column=gradient.name)
+        default = (schema.metadata or {}).get(TABLE_KEY)
+        return Roles(
+            **fields,
+            default_table=None if default is None else default.decode("utf-8", "replace"),
+            bfloat16=bfloat16,
+            ids_only=options.ids_only,
+        )
 
 
 def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:

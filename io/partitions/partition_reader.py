@@ -62,7 +62,8 @@ class PartitionReader:
         for message in self.partition.read(timeout_s):
             if message.number > position:  # else it was delivered again
                 if message.number > position + 1:
-                    self._check_retained(position, message.number)
+                    # The numbers before it were never messages, or are no longer retained.
+                    self._check(position, min(self.partition.retained_range().first, message.number))
                 position = message.number
                 messages.append(message)
         return messages
@@ -91,10 +92,6 @@ class PartitionReader:
                 place = partition.place(self.position + 1)
                 raise StateError(created_again(place, partition.kind, self.creation, creation))
         self.creation = creation
-
-    def _check_retained(self, position: int, number: int) -> None:
-        """Check that the numbers before a message were never messages, and are not ones that are no longer retained."""
-        self._check(position, min(self.partition.retained_range().first, number))
 
     def _check(self, position: int, first: int) -> None:
         if first > position + 1:

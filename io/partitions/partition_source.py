@@ -40,13 +40,12 @@ class TopicKind(SourceKind):
         return f"--{self.schemes[0].removesuffix('://')}"
 
     def open(self, uri: str, patience_s: float) -> list[PartitionSource]:
-        patience = Patience(patience_s, starts_over=False)
-        while True:
-            try:
-                return [PartitionSource(partition, patience_s) for partition in self.partitions(uri)]
-            except OSError as error:
-                name = uri.partition("?")[0].rpartition("@")[2]  # without a password
-                patience.wait(InputError(f"the broker cannot be reached: {error}", source=name))
+        name = uri.partition("?")[0].rpartition("@")[2]  # without a password
+        partitions = Patience(patience_s, starts_over=False).call(
+            lambda: self.partitions(uri),
+            lambda error: InputError(f"the broker cannot be reached: {error}", source=name),
+        )
+        return [PartitionSource(partition, patience_s) for partition in partitions]
 
 
 def topic_kinds() -> list[TopicKind]:

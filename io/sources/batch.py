@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -89,10 +89,9 @@ class Part:
     """One schema and its batches. Requesting the next part of the source closes the files of this one.
 
     has_boundaries : whether record batches delimit frames (else frames need columns or a number of rows)
-    had_boundaries : whether runs that began before 2026-11-23 took them so; a resumed one continues in that way
     ends_are_marked : whether metadata marks the batches that end a frame, so that other batches end none
     batches : given the columns in use, yields them; raises InputError at a damaged or missing end
-    fraction : of this part read so far, None where its length is unknown
+    total : batches, rows or bytes of it, None where its length is unknown; done : of these, read so far
     has_checksums : whether the batches read so far carry checksums
     plain : columns that are read from several plain batches at once, where the part can; None: all batches one by one
     verifies : whether checksums are checked, for which every byte is read
@@ -104,13 +103,13 @@ class Part:
     has_boundaries: bool
     batches: Callable[[list[str]], Batches]
     container: str = ""
-    fraction: Callable[[], float | None] = field(default=lambda: None)
+    total: int | None = None
+    done: int = 0
     plain: PlainRoles | None = None
     verifies: bool = True
     verified: bool = False
     has_checksums: bool = False
     ends_are_marked: bool = False
-    had_boundaries: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -118,6 +117,10 @@ class Part:
                 _read_names(column)
         except UnicodeDecodeError as error:
             raise InputError(f"a column's name is not UTF-8 ({error.reason})", source=self.name) from error
+
+    def fraction(self) -> float | None:
+        """Return the share of it read so far; None: its length is unknown."""
+        return self.done / max(1, self.total) if self.total is not None else None
 
 
 Parts = Generator[Part, None, None]

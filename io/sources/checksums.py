@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,22 +40,25 @@ _STATED = re.compile(rb"\x0e\0\0\0" + PREFIX + rb"([0-9a-f]{8})\0")
 Pieces = Sequence[Any]  # any object with the buffer protocol
 
 
-class RawBytes(Protocol):
+class RawBytes(ABC):
     """The bytes of a stream, as far as its file was read."""
 
-    def check_next(self) -> None:
+    def check_next(self) -> None:  # noqa: B027 (what cannot be read twice is checked when it arrives)
         """Raise InputError if the next messages are a decompression bomb."""
 
     def whole(self) -> pa.Buffer | None:
         """Return the whole stream, if it lies in memory."""
+        return None
 
+    @abstractmethod
     def last_read(self) -> bytes:
         """Return the 8 bytes before the file's position."""
 
+    @abstractmethod
     def take(self) -> Pieces:
         """Return all bytes read since the last call, or since the start."""
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027 (what lies in memory is not kept)
         """Stop keeping bytes for ``take``."""
 
 

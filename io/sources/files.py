@@ -14,11 +14,12 @@ import pyarrow.fs
 
 from penstock.base.errors import InputError
 from penstock.base.filesystem.pipes import open_reader
+from penstock.base.filesystem.read_ahead import ThreadCall
 from penstock.io.sources.batch import Part, arrow_errors
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_stream import Forward, Mapped, ipc_stream_part, open_stream
 from penstock.io.sources.parquet import PARQUET, parquet_part
-from penstock.io.sources.remote_file import OpeningFile, RemoteFile
+from penstock.io.sources.remote_file import RemoteFile, opening_file
 
 
 def open_file(
@@ -27,7 +28,7 @@ def open_file(
     name: str,
     stack: ExitStack,
     allow_missing_end: bool,
-    opening: OpeningFile | None = None,
+    opening: ThreadCall[RemoteFile] | None = None,
 ) -> Part:
     """Return the part of one file; the stack closes its open files. opening : the file, if it is being opened"""
     local = isinstance(fs, pa.fs.LocalFileSystem)
@@ -38,7 +39,7 @@ def open_file(
     with arrow_errors("cannot open", name):
         if local and not os.path.getsize(path):
             raise InputError("the file is empty (0 bytes): not even a schema", source=name)
-        file = stack.enter_context(pa.memory_map(path) if local else (opening or OpeningFile(fs, path)).result())
+        file = stack.enter_context(pa.memory_map(path) if local else (opening or opening_file(fs, path)).result())
         size = file.size()
         head = bytes(file.read(8))
         file.seek(0)

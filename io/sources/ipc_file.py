@@ -40,20 +40,18 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
             _check_at(file, start, messages)
         reader = pa.ipc.open_file(file)
         schema, num_batches = reader.schema, reader.num_record_batches
-    num_done = 0
 
     def batches(columns: list[str]) -> Batches:
-        nonlocal num_done
         first_row, is_mapped = 0, isinstance(file, pa.MemoryMappedFile)
-        plain, memory, num_done = None, None, 0
+        plain, memory, part.done = None, None, 0
         fields = [number for number, column in enumerate(schema.names) if column in columns]
         with arrow_errors(_CORRUPT, name):
             options = pa.ipc.IpcReadOptions(included_fields=fields if len(fields) < len(schema.names) else None)
             only_used = pa.ipc.open_file(file, options=options)
-        while num_done < num_batches:
-            index, rest = num_done, spans[num_done:]
+        while part.done < num_batches:
+            index, rest = part.done, spans[part.done :]
             if plain is not None and (run := plain.read(memory, 0, name, index, first_row, rest)) is not None:
-                num_done += len(run.rows.blocks)
+                part.done += len(run.rows.blocks)
                 yield run
                 first_row += run.num_rows
                 continue
@@ -64,7 +62,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
                 # a compressed column that is not used, and read that of a file that is not mapped.
                 refers = is_mapped and not messages.is_compressed
                 batch, metadata = (reader if refers else only_used).get_batch_with_custom_metadata(index)
-            num_done = index + 1
+            part.done = index + 1
             yield Batch(name, batch, index, first_row, ends_frame(metadata))
             first_row += batch.num_rows
             if plain is None and refers and part.plain is not None and index < len(spans):
@@ -72,10 +70,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
                 memory = file.read_buffer()
                 plain = PlainMessages(memory[slice(*spans[index].tolist())].to_pybytes(), schema, part.plain)
 
-    def fraction() -> float:
-        return num_done / num_batches if num_batches else 1.0
-
-    part = Part(name, schema, False, batches, "Arrow IPC file", fraction, had_boundaries=True)
+    part = Part(name, schema, False, batches, "Arrow IPC file", num_batches)
     return part
 
 

@@ -34,7 +34,7 @@ _READ_BYTES = 1 << 26
 _OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts that)"
 
 
-class Forward:
+class Forward(RawBytes):
     """A binary stream for Arrow: reads are full, and the first and last bytes are remembered.
 
     Keeps the bytes read, without a copy, until ``take`` or ``forget``.
@@ -67,12 +67,6 @@ class Forward:
     def expect_messages(self) -> None:
         """Begin to check batches before Arrow receives them: from here on it reads a stream."""
         self._framing = Framing(self._name)
-
-    def check_next(self) -> None:
-        """Do nothing: the bytes are checked on arrival, since they cannot be read twice."""
-
-    def whole(self) -> None:
-        """Return None: the bytes cannot be read twice."""
 
     def last_read(self) -> bytes:
         return self._last
@@ -108,7 +102,7 @@ class Forward:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class Mapped:
+class Mapped(RawBytes):
     """The raw bytes of a mapped file, or of a buffer, read in place."""
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
@@ -132,9 +126,6 @@ class Mapped:
         start, self._taken = self._taken, self._file.tell()
         self._file.seek(start)
         return [self._file.read_buffer(self._taken - start)]
-
-    def forget(self) -> None:
-        """Do nothing: no bytes are kept."""
 
 
 def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
@@ -203,7 +194,7 @@ def ipc_stream_part(
         while True:
             begin = file.tell()
             if plain is not None and (run := plain.read(memory, begin, name, index, first_row)) is not None:
-                end_of_last = run.offsets[-1]
+                part.done = end_of_last = run.offsets[-1]
                 file.seek(end_of_last)
                 yield run
                 index, first_row = index + len(run.rows.blocks), first_row + run.num_rows
@@ -211,7 +202,7 @@ def ipc_stream_part(
             if (read := _next_batch(reader, file, raw, name, index)) is None:
                 break
             batch, metadata = read
-            end_of_last = file.tell()
+            part.done = end_of_last = file.tell()
             if not index and check is None and (check := log_check(raw, name, schema, metadata, part.verifies)) is None:
                 raw.forget()
             part.has_checksums = check is not None
@@ -221,7 +212,8 @@ def ipc_stream_part(
             index, first_row = index + 1, first_row + batch.num_rows
             if plain is None and check is None and part.plain is not None and memory is not None:
                 plain = PlainMessages(memory[begin:end_of_last].to_pybytes(), schema, part.plain)
-        beyond = file.tell() - end_of_last
+        part.done = file.tell()
+        beyond = part.done - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.
         has_end = beyond in (4, 8) or (beyond > 8 and raw.last_read() == END_MARKER)
         place = f"after batch {index - 1}" if index else "after its schema"
@@ -234,16 +226,8 @@ def ipc_stream_part(
             raise InputError(problem, source=name)
         part.verified = check is not None and check.closed and has_end and part.verifies
 
-    def fraction() -> float | None:
-        if not size:
-            return None
-        try:
-            return float(file.tell()) / size
-        except (OSError, ValueError):  # closed, perhaps by a thread that reads while another calls this
-            return 1.0
-
     container = "log with checksums (Arrow IPC stream)" if is_log(schema) else "Arrow IPC stream"
-    part = Part(name, schema, True, batches, container=container, fraction=fraction)
+    part = Part(name, schema, True, batches, container, size)
     return part
 
 

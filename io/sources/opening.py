@@ -29,7 +29,7 @@ from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_messages import CONTINUATION
 from penstock.io.sources.ipc_stream import FEATHER_V1, open_stream
 from penstock.io.sources.parquet import ENCRYPTED, PARQUET
-from penstock.io.sources.remote_file import OpeningFile
+from penstock.io.sources.remote_file import opening_file
 from penstock.io.sources.source_kinds import source_kind
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
@@ -136,12 +136,12 @@ def _stream_source(stream: Any, name: str, allow_missing_end: bool) -> Source:
     return _one_part(name, lambda name, stack: open_stream(stream, name, stack, allow_missing_end))
 
 
-def _one_part(name: str, open_part: Callable[[str, ExitStack], Part], is_ready: bool = False) -> Source:
+def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
     def parts() -> Parts:
         with ExitStack() as stack:
             yield open_part(name, stack)
 
-    return Source(name, parts, is_ready=is_ready)
+    return Source(name, parts)
 
 
 def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
@@ -172,7 +172,7 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
         for number, (file_name, file_path) in enumerate(files, 1):
             with ExitStack() as stack:
                 part = open_file(fs, file_path, file_name, stack, allow_missing_end, opening)
-                opening = OpeningFile(fs, files[number][1]) if is_remote and number < len(files) else None
+                opening = opening_file(fs, files[number][1]) if is_remote and number < len(files) else None
                 yield with_keys(part, keys(file_name))
 
     return Source(name, parts, len(files), is_ready=read_once(text) is None)

@@ -30,11 +30,9 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
             raise InputError("two Parquet files in one? Give them as two sources", source=name)
         parquet = open_parquet(file)
         schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
-    num_done = 0
 
     def batches(columns: list[str]) -> Batches:
-        nonlocal num_done
-        num_done = 0
+        part.done = 0
         with arrow_errors(_NOT_READ, name):
             used = [group.of(_leaves(parquet.schema, columns)) for group in groups]
             if isinstance(file, RemoteFile):  # to check its pages, it would have to be read twice
@@ -44,17 +42,15 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
                 check_pages(file, used, name)
             incoming = parquet.iter_batches(batch_size=rows_at_once(groups), columns=columns)
         while True:
-            with arrow_errors(f"{_NOT_READ} after row {num_done}", name):
+            with arrow_errors(f"{_NOT_READ} after row {part.done}", name):
                 batch = next(incoming, None)
             if batch is None:
                 return
-            first_row, num_done = num_done, num_done + batch.num_rows
+            first_row, part.done = part.done, part.done + batch.num_rows
             yield Batch(name, batch, None, first_row)
 
-    def fraction() -> float:
-        return num_done / num_rows if num_rows else 1.0
-
-    return Part(name, schema, False, batches, "Parquet file", fraction)
+    part = Part(name, schema, False, batches, "Parquet file", num_rows)
+    return part
 
 
 def _leaves(schema: pa.parquet.ParquetSchema, columns: list[str]) -> list[int]:

@@ -23,8 +23,6 @@ class RemoteFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow has no types
         """Do nothing: ``__new__`` has created it."""
 
 
-class OpeningFile(ThreadCall[RemoteFile]):
-    """A file that is being opened, and its first block read."""
-
-    def __init__(self, fs: pa.fs.FileSystem, path: str) -> None:
-        super().__init__(lambda: RemoteFile(fs.open_input_file(path)))
+def opening_file(fs: pa.fs.FileSystem, path: str) -> ThreadCall[RemoteFile]:
+    """Return a file that is being opened, and its first block read."""
+    return ThreadCall(lambda: RemoteFile(fs.open_input_file(path)))

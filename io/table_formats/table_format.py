@@ -7,6 +7,7 @@ outside its module; ``unread_formats`` recognizes those that penstock does not r
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import zipfile
@@ -32,6 +33,7 @@ _DAMAGE = re.compile(
     r"|read all data|mismatch|less bytes",
     re.IGNORECASE,
 )
+TreePath = tuple[Any, ...]
 
 
 class Tensor(NamedTuple):
@@ -199,6 +201,35 @@ def check_shards(folder: Path, names: Iterable[str], index: Path) -> list[Path]:
             raise InputError(f"'{name}' is missing; copy the whole folder", source=str(folder))
         files.append(file)
     return files
+
+
+def indexed_shards(index: Path, title: str) -> list[Path]:
+    """Return the files that the ``weight_map`` of an index names. Raises InputError, as ``check_shards``."""
+    try:
+        values = json.loads(index.read_bytes())["weight_map"].values()
+        names = [str(name) for value in values for name in ([value] if isinstance(value, str) else value)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"no index of {title}: {error}", source=str(index)) from error
+    return check_shards(index.parent, names, index)
+
+
+def leaves(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
+    """Yield the path to each leaf of nested dicts and lists, and the leaf."""
+    if isinstance(tree, Mapping):
+        items = list(tree.items())
+    elif isinstance(tree, list | tuple) and not hasattr(tree, "shape"):
+        items = list(enumerate(tree))
+    else:
+        yield path, tree
+        return
+    for key, value in items:
+        yield from leaves(value, (*path, key))
+
+
+def arrays_of(saved: TablesToWrite, name: str) -> dict[str, Array]:
+    """Return the weights, slots and keys of a table, by name."""
+    keys = saved.keys(name)
+    return {**saved.parts(name), **({} if keys is None else {"keys": keys})}
 
 
 @contextmanager

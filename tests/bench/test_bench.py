@@ -21,7 +21,7 @@ from penstock.bench import (
 )
 from penstock.bench.distributions import spread, uniform, zipf
 from penstock.bench.peers import jax_peer, numpy_peer
-from penstock.bench.report.readme_table import cell_of, peers_of
+from penstock.bench.report.summary_table import cell_of, peers_of
 from penstock.bench.workloads import TableSize, Workload, make
 
 WAYS = numpy_peer.ways(1) + jax_peer.ways(1)

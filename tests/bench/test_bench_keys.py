@@ -5,7 +5,7 @@ import pytest
 
 from penstock.bench import cases, compare, contestants, dynamic_tables
 from penstock.bench.distributions import hashed, uniform
-from penstock.bench.report.readme_table import cell_of, peers_of
+from penstock.bench.report.summary_table import cell_of, peers_of
 from penstock.bench.workloads import TableSize, Workload
 
 SIZES = cases.Sizes(rows=3000, scale=0.005, short=True)

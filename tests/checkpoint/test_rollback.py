@@ -397,7 +397,7 @@ def test_a_rollback_in_a_run_drops_the_frames_in_the_gate_and_counts_them(folder
     assert Metrics(engine).plain()["penstock_rolled_back_frames_total"] == 2
     restored = ps.Engine.restore(folder)
     assert restored.state_hash() == engine.state_hash()
-    assert restored.session.totals.rolled_back == 2
+    assert restored.session.ledger.totals.rolled_back == 2
     again = restored.run(frames(range(4, 18)), checkpoint=folder, resume=True)
     assert (again.skipped, again.frames, again.rolled_back) == (24, 4, 0)
 

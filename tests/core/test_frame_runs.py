@@ -16,7 +16,8 @@ import penstock as ps
 from penstock.base import interrupts
 from penstock.base.errors import InputError
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.core.engine_core import EngineCore, StepObserver
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import StepObserver
 from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD
 from penstock.io.decoding.reader import joined
 from penstock.model.frames import Frame, FrameRun

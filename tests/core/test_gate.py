@@ -15,7 +15,7 @@ from engines import frame, zeroed
 from limits import HANG_S, in_thread
 
 import penstock as ps
-from penstock.core.gate import Gate
+from penstock.contrib.accumulators.taker_gate import TakerGate
 from penstock.model.frames import MAX_CONTRIBUTORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,23 +32,23 @@ def test_a_frame_that_cannot_be_added_is_not_counted():
     def fail():
         raise MemoryError
 
-    gate = Gate()
+    gate = TakerGate()
     with pytest.raises(MemoryError):
         gate.admit(None, fail, "a")
-    assert gate.explain() == "0 frames in; global step 0"
+    assert gate.explain() == "0 gradients in; global step 0; no taker is waiting"
 
 
 def test_callbacks_inside_the_gate_may_read_and_not_change_it():
-    gate, seen = Gate(), []
+    gate, seen = TakerGate(), []
     gate.admit(None, lambda: seen.append(gate.explain()))
-    assert seen == ["0 frames in; global step 0"]
+    assert seen == ["0 gradients in; global step 0; no taker is waiting"]
     with pytest.raises(ps.UsageError, match="cannot be changed by what runs inside"):
         gate.admit(None, lambda: gate.admit(None, nothing))
     assert gate.num_accumulated == 1
 
 
 def test_counts_of_a_service_that_never_ends_stay_small():
-    gate = Gate(global_step=10**9)
+    gate = TakerGate(global_step=10**9)
     for number in range(3 * MAX_CONTRIBUTORS):
         gate.admit(number, nothing, number)
     stale = gate.stale

@@ -21,7 +21,7 @@ from ipc import write
 
 import penstock as ps
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.core.engine_core import Limit, StepObserver
+from penstock.core.observers import Limit, StepObserver
 
 ROWS, DIM, MOST_FRAMES = 12, 2, 10
 PLAIN = {"optimizer": ps.Adagrad(0.1)}

@@ -1,13 +1,16 @@
-"""The build of the kernels says how far it is, also where pip captures its output."""
+"""setup.py: the build says how far it is, also where pip captures its output, and links in README become absolute."""
 
 import re
 import runpy
+import tomllib
 
 import Cython.Build
 import pytest
 import setuptools
 from scripts import ROOT
 from setuptools.command.build_ext import build_ext
+
+import penstock
 
 
 @pytest.fixture
@@ -35,3 +38,18 @@ def test_the_build_says_how_many_kernels_are_compiled(setup_arguments, tmp_path,
     names = [extension.name.removeprefix("penstock.") for extension in command.extensions]
     expected = [f"compiled {number} of 3 kernels: {name} in 0.0 s" for number, name in enumerate(names, 1)]
     assert [re.sub(r"[\d.]+ s$", "0.0 s", line) for line in lines] == expected
+
+
+def test_the_page_of_a_package_index_links_to_the_site_and_the_source(setup_arguments):
+    links = re.findall(r"\]\(([^)]*)\)", setup_arguments["long_description"])
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    site = f"{urls['Documentation']}/{penstock.__version__}"
+    for address in (
+        f"{site}/pictures/gradient.svg",
+        f"{site}/explanation/determinism/",
+        f"{site}/tutorials/",
+        f"{site}/",
+    ):
+        assert address in links
+    assert f"{urls['Source']}/ARCHITECTURE.md" in links
+    assert [link for link in links if not link.startswith("https://") or ".md/" in link or "//" in link[8:]] == []

@@ -8,6 +8,7 @@ import subprocess
 import textwrap
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,9 +83,24 @@ def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsy
     namespace = {}
     for block in blocks("README.md", "python"):
         exec(compile(block, "README.md", "exec"), namespace)
-    printed = capsys.readouterr().out
-    assert "3 rows, 1 steps, 0 stale frames" in printed
-    assert "apply('item'): row 1, column 'id': expected 0 <= id < 5000" in printed
+    assert [capsys.readouterr().out] == blocks("README.md", "text")
+
+
+def test_the_home_page_begins_with_the_readmes_first_screen():
+    hooks = loaded("docs/hooks.py")
+    home = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    page = hooks.on_page_markdown((ROOT / "docs" / "index.md").read_text(), home)
+    assert [block for language in ("python", "text", "console") for block in blocks("README.md", language)[:1]] == [
+        re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text", "console")
+    ]
+    assert "](pictures/gradient.svg)" in page
+    assert "](docs/" not in page
+
+
+def test_the_diagrams_are_those_that_their_script_draws():
+    pictures = loaded("docs/pictures.py")
+    drawn = {f"{name}.svg": draw() for name, draw in pictures.PICTURES.items()}
+    assert {path.name: path.read_text() for path in pictures.FOLDER.iterdir()} == drawn, "run: python docs/pictures.py"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
@@ -201,13 +217,18 @@ def test_sessions_on_pages_show_their_real_output(page, num_examples):
     assert (results.failed, results.attempted) == (0, num_examples), "".join(output)
 
 
-def test_the_readmes_section_on_your_own_file_works(tmp_path, monkeypatch, capsys):
+def test_the_page_on_your_own_gradients_works_and_names_the_bad_row(tmp_path, monkeypatch, capsys):
+    page = "docs/gradients.md"
     monkeypatch.chdir(tmp_path)
-    section = (ROOT / "README.md").read_text().partition("### Your own file")[2]
-    python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
-    exec(compile(python, "README.md", "exec"), {"np": np})
+    (python, example), (text,), (console,) = (blocks(page, language) for language in ("python", "text", "console"))
+    namespace = {}
+    exec(compile(python, page, "exec"), namespace)
     (tmp_path / "mine.pbtxt").write_text(text)
     output = run_commands(console, capsys)
+    exec(compile(example, page, "exec"), namespace)
+    printed = capsys.readouterr().out
+    assert "3 rows, 1 steps, 0 stale frames" in printed
+    assert "apply('item'): row 1, column 'id': expected 0 <= id < 5000" in printed
     assert "nothing to remark" in output
     assert "6 steps" in output
     assert (tmp_path / "mine" / "user.parquet").exists()
@@ -217,14 +238,14 @@ def test_the_readmes_replay_prints_the_output_that_it_shows(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     synth, replay = (
         shlex.split(line)[2:]
-        for line in blocks("README.md", "console")[1].splitlines()
+        for line in blocks("README.md", "console")[0].splitlines()
         if line.startswith("$ penstock")
     )
     assert main(synth) == 0
     capsys.readouterr()
     assert main(replay) == 0
     printed = capsys.readouterr().out.splitlines()
-    output = blocks("README.md", "console")[1].splitlines()
+    output = blocks("README.md", "console")[0].splitlines()
     assert printed[1:] == output[-len(printed) + 1 :]  # the first line has the seconds of the run
 
 

@@ -17,7 +17,7 @@ ALLOWED = {
     },
     "google": {"model.config", "model.updates.optimizer_class"},
     "flax": {"contrib.functional.nnx_embedding"},
-    "keras": {"contrib.functional.keras_embedding"},
+    "keras": {"contrib.functional.keras_embedding", "contrib.functional.keras_optimizers"},
     "prometheus_client": {"contrib.pages.metrics"},
     "ray": {"contrib.ray.cluster"},
     "shtab": {"cli.completion"},

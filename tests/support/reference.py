@@ -81,7 +81,7 @@ def coalesce(
 
 
 def overflowing_rows(sums: dict[int, Any], ids: Int64, grads: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Twin of ``row_sums.overflowing_rows``: add rows to the sums of their ids but for those that make one infinite."""
+    """Twin of ``overflows.overflows_of``: add rows to the sums of their ids but for those that make one infinite."""
     refused = np.zeros(len(ids), np.bool_)
     for row, row_id in enumerate(ids.tolist()):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -181,7 +181,7 @@ def lines_of_words(
     line, distinct ids and their rows"""
     words: dict[tuple[int, int], Int32] = {}
     for layout, line, first_line, ids, grads in members:
-        devices, rows = layout.place(ids)
+        devices, rows = layout.locate(ids)
         for device, row, offset, grad in zip(devices, rows, line.offsets(rows), grads, strict=True):
             key = int(device), first_line + int(row) // line.group
             of_line = words.setdefault(key, np.full(width, blank, np.int32))

@@ -36,14 +36,14 @@ class Writer:
     """
 
     def __init__(self, folder, counts_pages=True):
-        self.plans, first = [], 0
+        rules, first = [], 0
+        layout = {"dim": DIM, "vocabulary_size": ROWS, "rows_per_shard": ROWS}
         for name in TABLES:
-            plan = update.Plan("momentum", NUMBERS, (0.0, 0.0), DIM, ROWS, 1, False, ROWS, 1, False, "", first, name)
-            self.plans.append(plan)
-            first = plan.end
+            rules.append(update.TableRule("momentum", NUMBERS, first_float=first, name=name, **layout))
+            first = rules[-1].end
         self.folder, self.team = SharedFolder(folder), ThreadTeam(THREADS)
         floats = self.folder.allocate("rows", first, np.float32)
-        self.step = update.Step(self.plans, [floats])
+        self.step = update.Step(rules, [floats])
         per_thread = self.step.counters_per_thread
         counters = self.folder.allocate("pages", (THREADS + 1) * per_thread, np.uint64)
         if counts_pages:
@@ -58,12 +58,12 @@ class Writer:
                 mod=False,
                 rows_per_shard=ROWS,
                 shards_per_part=1,
-                row_floats=plan.row_floats,
-                first_float=plan.first_float,
-                first_page=plan.first_page,
+                row_floats=rule.row_floats,
+                first_float=rule.first_float,
+                first_page=rule.first_page,
                 **files,
             )
-            for name, plan in zip(TABLES, self.plans, strict=True)
+            for name, rule in zip(TABLES, rules, strict=True)
         ]
         self.words: StepWords = self.folder.publish(layouts, THREADS + 1, Version("0"))
         self.ids, self.num_steps = np.random.default_rng(0).permutation(ROWS), 0

@@ -88,11 +88,11 @@ class DeduplicationData:
     Attributes
     ----------
     fingerprint : str
-        Of the configuration.
+        Digest of the configuration.
     step : int
         The global step of the rows.
     number : int
-        Of the receive.
+        Number of the receive.
     unique_ids : mapping of str to numpy.ndarray
         By table: int64, shape (n,), ascending.
     features : mapping of str to FeatureUses
@@ -267,10 +267,7 @@ def split(elements: Sequence[Array]) -> Packed:
 
 def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     """Return the arrays of ``split``, as TensorFlow's MergeDedupData does, with its checks. Raises InputError."""
-    try:
-        vectors, mask = (as_array(integers), as_array(floats)), as_array(mask)
-    except ValueError as error:
-        raise InputError(f"deduplication data: {error}") from None
+    *vectors, mask = (as_array(part, "deduplication data", InputError) for part in (integers, floats, mask))
     for name, vector, kinds in (("integers", vectors[0], "iu"), ("floats", vectors[1], "f")):
         if vector.ndim != 1 or (vector.dtype.kind not in kinds and vector.dtype.name != "bfloat16"):
             raise InputError(f"deduplication data: expected a vector of {name}, got {vector.dtype} {vector.shape}")

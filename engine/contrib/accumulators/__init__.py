@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.base.errors import InputError, StateError
+from penstock.base.validation import whole
 from penstock.contrib.accumulators.conditional import Conditional
 from penstock.contrib.accumulators.storage import SparseSums, sparse_sums
 from penstock.core.gradient_checks import (
     contributor_of,
     dense_problem,
     ids_of,
-    scalar_of,
     sizes_of,
     sparse_problem,
     sparse_row_problem,
@@ -143,7 +143,7 @@ class ConditionalAccumulator(Conditional[Array]):
         >>> accumulator.take_gradient(2)
         array([4., 8.], dtype=float32)
         """
-        step, who = scalar_of("local_step", local_step), contributor_of(contributor)
+        step, who = whole("local_step", local_step), contributor_of(contributor)
         array = values_of(value, self.dtype)
 
         def add() -> None:
@@ -186,7 +186,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
     dtype : {"float16", "float32", "float64"} or dtype
         Gradients are summed in it, in arrival order.
     shape : sequence of int or None
-        Of the dense tensor that the rows belong to; None, or dims of -1, where unknown.
+        Shape of the dense tensor that the rows belong to; None, or dims of -1, where unknown.
     reduction : {"MEAN", "SUM"}
         "MEAN" divides each row by the number of gradients that contained its id, "SUM" does not.
     tf_compat : bool
@@ -274,7 +274,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
         >>> accumulator.take_gradient(1).values
         array([[4., 8.]], dtype=float32)
         """
-        step, who = scalar_of("local_step", local_step), contributor_of(contributor)
+        step, who = whole("local_step", local_step), contributor_of(contributor)
         rows, index = values_of(values, self.dtype), ids_of(ids)
         shape = sizes_of(grad_shape)
         # Check outside the gate's lock; raise only if the gradient is not stale.

@@ -17,7 +17,6 @@ from penstock.base.errors import InputError
 from penstock.model.frames import Array, Int64, Rows
 from penstock.model.overflows import overflows_of
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.buffer_pool import divide
 from penstock.pyx.frame_accumulate import Intake
 
 State = dict[str, Array]
@@ -94,7 +93,7 @@ class KernelSums:
         # take, not total.sums[order], which raises SystemError when memory runs out.
         ids, values = total.ids[order], total.sums.take(order, axis=0)
         if mean:
-            divide(values, self._accumulator.counts()[order])
+            values /= self._accumulator.counts()[order].astype(values.dtype)[:, None]
         self._accumulator.drain()
         return ids, values
 
@@ -181,17 +180,11 @@ class TensorFlowSums(NumpySums):
         old, new = self._ids.tolist(), ids.tolist()
         pairs: list[tuple[int, int]] = []  # (accumulated row, new row) that merge into one row; -1: none
         i = j = 0
-        while i < len(old) and j < len(new):
-            if old[i] < new[j]:
-                pairs.append((i, -1))
-                i += 1
-            elif old[i] == new[j]:
-                pairs.append((i, j))
-                i, j = i + 1, j + 1
-            else:
-                pairs.append((-1, j))
-                j += 1
-        pairs += [(rest, -1) for rest in range(i, len(old))] + [(-1, rest) for rest in range(j, len(new))]
+        while i < len(old) or j < len(new):
+            has_old = i < len(old) and (j == len(new) or old[i] <= new[j])
+            has_new = j < len(new) and (i == len(old) or new[j] <= old[i])
+            pairs.append((i if has_old else -1, j if has_new else -1))
+            i, j = i + has_old, j + has_new
         of_old, of_new = np.array(pairs, np.int64).reshape(-1, 2).T
         only_new, both = of_old < 0, (of_old >= 0) & (of_new >= 0)
         merged, counts = np.empty(len(pairs), np.int64), np.ones(len(pairs), np.int64)

@@ -164,13 +164,13 @@ class DeltaVersions(TableVersions):
             for column, text in (action.get("partitionValues") or {}).items()
         }
 
-        def opened(stack: ExitStack) -> Part:
+        def open_part(stack: ExitStack) -> Part:
             fs, path = self._place(action["path"])
             if fs.get_file_info(path).type == pa.fs.FileType.NotFound:
                 raise self.removal_error(version, name)
             return with_keys(open_file(fs, path, f"{self.name}, version {version}, {name}", stack, False), keys)
 
-        return RowFile(rows, opened)
+        return RowFile(rows, open_part)
 
     def _place(self, path: str) -> tuple[pa.fs.FileSystem, str]:
         """Return where the file of an ``add`` is. path : encoded, relative to the table, absolute, or a URI"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from penstock.contrib.connectors.table_versions import RowFile, TableVersions
 from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.error_tables import ErrorRow, ErrorTable
 from penstock.io.registry import Library
-from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part
 
 ERRORS = ErrorTable(
@@ -139,7 +137,4 @@ class IcebergVersions(TableVersions):
             wanted = selected.as_arrow()
             return pa.RecordBatchReader.from_batches(wanted, (batch.cast(wanted) for batch in reader))
 
-        def opened(_: ExitStack) -> Part:
-            return scanned_part(name, schema, scan)
-
-        return RowFile(int(file.record_count), opened)
+        return RowFile(int(file.record_count), lambda _: scanned_part(name, schema, scan))

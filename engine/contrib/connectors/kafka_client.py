@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from penstock.base.errors import UsageError
 from penstock.io.error_tables import ErrorRow, ErrorTable
-from penstock.io.registry import Library
+from penstock.io.registry import Library, match_uri
 
 KAFKA = Library("confluent_kafka", "kafka")
 TIMEOUT_S = 5.0
@@ -151,15 +150,8 @@ class Topic(NamedTuple):
 
 def kafka_topic(uri: str) -> Topic:
     """Parse ``kafka://BROKER,BROKER/TOPIC?SETTING=VALUE``. Raises UsageError."""
-    match = _URI.fullmatch(uri)
-    if match is None:
-        form = "kafka://BROKER:PORT,…/TOPIC?SETTING=VALUE&…"
-        if not re.search("[@#?]", uri):
-            raise UsageError(f"{uri}: expected {form}")
-        raise UsageError(
-            f"kafka://…: expected {form}, with credentials as settings, and & # % + in their values as %26 %23 %25 %2B"
-        )
-    brokers, topic, query = match.groups()
+    form = "kafka://BROKER:PORT,…/TOPIC?SETTING=VALUE&…"
+    brokers, topic, query = match_uri(_URI, uri, form, "&#%+", "a setting, such as a password,").groups()
     settings = {**dict(parse_qsl(query or "", keep_blank_values=True)), "bootstrap.servers": brokers}
     return Topic(KAFKA.load("kafka://"), topic, settings, f"kafka://{brokers}/{topic}", deque(maxlen=1))
 

@@ -46,23 +46,23 @@ class KafkaPartition(Partition):
         return f"{self.description}, offset {number - 1}"
 
     def creation(self) -> str | None:
-        self._creation = self._topic_id.ask(self._opened())
+        self._creation = self._topic_id.ask(self._connect())
         return self._creation
 
     def retained_range(self) -> RetainedRange:
         with self._failures():
-            low, high = self._opened().get_watermark_offsets(self._at(0), timeout=TIMEOUT_S, cached=False)
+            low, high = self._connect().get_watermark_offsets(self._at(0), timeout=TIMEOUT_S, cached=False)
         return RetainedRange(low + 1, high)
 
     def seek(self, number: int) -> None:
         with self._failures():
             self.drained = 0
-            self._opened().assign([self._at(number - 1)])
+            self._connect().assign([self._at(number - 1)])
 
     def read(self, timeout_s: float) -> Sequence[Message]:
         messages: list[Message] = []
         with self._failures():
-            consumer = self._opened()
+            consumer = self._connect()
             first = consumer.poll(timeout_s)
             if first is None:
                 if self._lost is not None:
@@ -79,14 +79,14 @@ class KafkaPartition(Partition):
                     break
                 else:
                     raise self._topic.client.KafkaException(error)
-        recent = self._topic_id.recent(self._opened())
+        recent = self._topic_id.recent(self._connect())
         if self._creation is not None and recent != self._creation:
             raise OSError("the topic was deleted and created again")
         return messages
 
     def acknowledge(self, number: int) -> None:
         with suppress(self._topic.client.KafkaException):
-            self._opened().commit(offsets=[self._at(number)], asynchronous=True)
+            self._connect().commit(offsets=[self._at(number)], asynchronous=True)
 
     def close(self) -> None:
         if self._consumer is not None:
@@ -96,7 +96,7 @@ class KafkaPartition(Partition):
     def _at(self, offset: int) -> Any:
         return self._topic.at(self._number, offset)
 
-    def _opened(self) -> Any:
+    def _connect(self) -> Any:
         if self._consumer is None:
             self._lost = None
             self._consumer = self._topic.consumer(self._note)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from penstock.contrib.connectors.table_versions import ERRORS, RowFile, TableVersions, is_remote
 from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
-from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part
 
 SOURCE = TableKind(
@@ -44,12 +42,12 @@ class LanceVersions(TableVersions):
         self._library = SOURCE.load()
         self._dataset: Any = None
 
-    def _opened(self, version: int | None = None) -> Any:
+    def _dataset_at(self, version: int | None = None) -> Any:
         return self._library.dataset(self._uri, version=version, storage_options=store_options(self._uri))
 
     def latest(self) -> int:
         with self._failures():
-            self._dataset = self._opened()
+            self._dataset = self._dataset_at()
             return int(self._dataset.version)
 
     def creation(self) -> str | None:
@@ -69,11 +67,11 @@ class LanceVersions(TableVersions):
 
     def files(self, version: int) -> Sequence[RowFile]:
         with self._failures():
-            dataset = self._opened()
+            dataset = self._dataset_at()
             versions = {each["version"] for each in dataset.versions()}
             if version not in versions:
                 raise self.removal_error(version)
-            dataset = self._opened(version)
+            dataset = self._dataset_at(version)
             operation = dataset.read_transaction(version).operation
             kind, fragments = type(operation).__name__, dataset.get_fragments()
             if kind == "Rewrite":  # a compaction
@@ -81,7 +79,7 @@ class LanceVersions(TableVersions):
             if kind == "Append":
                 # Numbers of fragments ascend; a transaction does not have them yet.
                 fragments = sorted(fragments, key=lambda each: each.fragment_id)[-len(operation.fragments) :]
-            elif version - 1 in versions and _same(fragments, self._opened(version - 1)):
+            elif version - 1 in versions and _same(fragments, self._dataset_at(version - 1)):
                 return []  # it changed an index or a setting
             elif (kind, version) != ("Overwrite", self.first):  # the version that creates a dataset
                 raise self.changed(version, f"an operation {kind}, which changes rows")
@@ -90,10 +88,10 @@ class LanceVersions(TableVersions):
     def _file(self, fragment: Any, version: int) -> RowFile:
         name = f"{self.name}, version {version}, fragment {fragment.fragment_id}"
 
-        def opened(_: ExitStack) -> Part:
-            return scanned_part(name, fragment.schema, lambda columns: fragment.scanner(columns=columns).to_reader())
+        def scan(columns: list[str]) -> Any:
+            return fragment.scanner(columns=columns).to_reader()
 
-        return RowFile(fragment.physical_rows, opened)
+        return RowFile(fragment.physical_rows, lambda _: scanned_part(name, fragment.schema, scan))
 
     def _failures(self) -> Any:
         return self.failures(ValueError, OSError, RuntimeError)

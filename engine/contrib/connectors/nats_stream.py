@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import PenstockError
 from penstock.io.error_tables import (
     CERTIFICATE,
     HANDSHAKE,
@@ -20,7 +20,7 @@ from penstock.io.error_tables import (
 )
 from penstock.io.partitions.broker_partition import Message, Partition, RetainedRange
 from penstock.io.partitions.partition_source import TopicKind
-from penstock.io.registry import Library
+from penstock.io.registry import Library, match_uri
 
 if TYPE_CHECKING:
     import asyncio
@@ -104,15 +104,7 @@ class NatsStream(Partition):
     kind = "stream"
 
     def __init__(self, uri: str) -> None:
-        match = _URI.fullmatch(uri)
-        if match is None:
-            if not re.search("[@#?]", uri):
-                raise UsageError(f"{uri}: expected {SOURCE.form}")
-            raise UsageError(
-                f"{uri.partition(':')[0]}://…: expected {SOURCE.form}; write the characters # / ? @ of a user or a "
-                "password as %23 %2F %3F %40"
-            )
-        scheme, server, self._stream = match.groups()
+        scheme, server, self._stream = match_uri(_URI, uri, SOURCE.form, "#/?@", "a user or a password").groups()
         super().__init__(f"nats/{self._stream}", f"{scheme}://{server.rpartition('@')[2]}/{self._stream}")
         self._nats = SOURCE.load()
         self._server = f"{scheme}://{server}"
@@ -162,7 +154,7 @@ class NatsStream(Partition):
                 raise OSError(f"{cause.description or cause}; it was there before") from error
             raise ERRORS.converted(cause, self.description, OSError) from error
 
-    async def _opened(self) -> Any:
+    async def _connect(self) -> Any:
         if self._connection is None or self._connection.is_closed:
             failed: list[Exception] = []
 
@@ -196,7 +188,7 @@ class NatsStream(Partition):
         return f"created {(await self._info()).created.isoformat()}"
 
     async def _info(self) -> Any:
-        stream = await self._opened()
+        stream = await self._connect()
         try:
             return await stream.stream_info(self._stream)
         except self._nats.js.errors.ServiceUnavailableError as error:
@@ -209,7 +201,7 @@ class NatsStream(Partition):
         return RetainedRange(max(state.first_seq, 1), state.last_seq)
 
     async def _fetch(self, timeout_s: float) -> list[Message]:
-        stream = await self._opened()
+        stream = await self._connect()
         api = self._nats.js.api
         if self._consumer is None:
             self._consumer = await stream.pull_subscribe(

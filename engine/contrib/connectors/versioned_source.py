@@ -30,13 +30,10 @@ class TableKind(SourceKind):
     grows = True
 
     def open(self, uri: str, patience_s: float) -> list[VersionedSource]:
-        patience = Patience(patience_s, starts_over=False)
-        while True:
-            try:
-                versions = self.versions(uri)
-                break
-            except OSError as error:  # pyarrow asks the store for the region of a bucket
-                patience.wait(InputError(f"the table cannot be read: {error}", source=uri))
+        versions = Patience(patience_s, starts_over=False).call(
+            lambda: self.versions(uri),  # pyarrow asks the store for the region of a bucket
+            lambda error: InputError(f"the table cannot be read: {error}", source=uri),
+        )
         return [VersionedSource(versions, patience_s)]
 
 
@@ -86,12 +83,7 @@ class VersionedSource(SeekableSource):
 
     def _call(self, call: Callable[[], T]) -> T:
         """Call, again until patience is over if the table's server is gone."""
-        patience = Patience(self._patience_s, starts_over=False)
-        while True:
-            try:
-                return call()
-            except OSError as error:
-                patience.wait(self._versions.unreadable(error))
+        return Patience(self._patience_s, starts_over=False).call(call, self._versions.unreadable)
 
     def _placed(self, open_file: Callable[[], Part], version: int, file: int, skipped: int, is_last: bool) -> Part:
         """Return a file without its first rows, whose batches have positions. is_last : it ends the version"""
@@ -101,20 +93,16 @@ class VersionedSource(SeekableSource):
         def after(first_row: int) -> Callable[[int], Position]:
             return lambda stop: (version, file, first_row + stop)
 
-        def rest(inner_batches: Batches, done: int) -> Batches:
-            for batch in inner_batches:
-                start = min(max(done - batch.first_row, 0), batch.data.num_rows)
-                first_row = batch.first_row + start
-                yield Batch(batch.source, batch.data.slice(start), None, first_row, after=after(first_row))
-
         def batches(columns: list[str]) -> Batches:
             read, done, patience = inner, skipped, Patience(self._patience_s, starts_over=False)
             while True:
                 try:
                     with closing(read(columns)) as inner_batches:
-                        for batch in rest(inner_batches, done):
-                            yield batch
-                            done = batch.first_row + batch.data.num_rows
+                        for batch in inner_batches:
+                            start = min(max(done - batch.first_row, 0), batch.data.num_rows)
+                            first_row, data = batch.first_row + start, batch.data.slice(start)
+                            yield Batch(batch.source, data, None, first_row, after=after(first_row))
+                            done = first_row + data.num_rows
                             patience.good()
                     break
                 except InputError as error:

@@ -6,22 +6,20 @@ The file does not say which variables the optimizer's slots belong to: ``--map o
 
 from __future__ import annotations
 
-import json
 import zipfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.base.errors import InputError
 from penstock.contrib.formats.numpy_files import rows_of
 from penstock.io.registry import Library
 from penstock.io.table_formats.table_format import (
     Contents,
     TableFormat,
     Tensor,
-    check_shards,
     first_bytes,
+    indexed_shards,
     library_errors,
     zip_names,
 )
@@ -36,29 +34,17 @@ _WEIGHTS = "model.weights.h5"  # in a model file
 def _contents(path: Path, stack: ExitStack) -> Contents:
     library = _LIBRARY.load(_TITLE)
     contents = Contents({}, {})
-    for place in _shards(path) if path.suffix == ".json" else [path]:
-        if first_bytes(place, 4) != b"PK\x03\x04":
-            with library_errors(place, _TITLE):
-                file = stack.enter_context(library.File(place, "r"))
-            _add(contents, library, file, place)
-            continue
-        with library_errors(place, _KERAS):
-            archive = stack.enter_context(zipfile.ZipFile(place))
-            (name, *_) = [name for name in archive.namelist() if name.endswith(_WEIGHTS)]
-            inside = stack.enter_context(archive.open(name))
-            file = stack.enter_context(library.File(inside, "r"))
+    for place in indexed_shards(path, "Keras's weights") if path.suffix == ".json" else [path]:
+        is_model = first_bytes(place, 4) == b"PK\x03\x04"
+        opened: Any = place
+        with library_errors(place, _KERAS if is_model else _TITLE):
+            if is_model:
+                archive = stack.enter_context(zipfile.ZipFile(place))
+                (name, *_) = [name for name in archive.namelist() if name.endswith(_WEIGHTS)]
+                opened = stack.enter_context(archive.open(name))
+            file = stack.enter_context(library.File(opened, "r"))
         _add(contents, library, file, place)
     return contents
-
-
-def _shards(index: Path) -> list[Path]:
-    """Return the files that the index of sharded weights names."""
-    try:
-        values = json.loads(index.read_bytes())["weight_map"].values()
-        names = [name for value in values for name in ([value] if isinstance(value, str) else value)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"no index of Keras's weights: {error}", source=str(index)) from error
-    return check_shards(index.parent, map(str, names), index)
 
 
 def _add(contents: Contents, library: Any, file: Any, place: Path) -> None:

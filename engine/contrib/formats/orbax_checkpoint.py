@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,9 @@ from penstock.io.table_formats.table_format import (
     TableFormat,
     TablesToWrite,
     Tensor,
+    TreePath,
     WholeTensor,
+    leaves,
     library_errors,
 )
 from penstock.model.frames import Array, Float32
@@ -34,7 +36,6 @@ _TITLE = "an Orbax checkpoint"
 _TREE = "_METADATA"  # in the folder of a tree
 _MARKS = ("_CHECKPOINT_METADATA", _TREE)
 _ONLY_ITEM = "default"  # of a CheckpointManager that saves one tree
-TreePath = tuple[Any, ...]
 
 
 def save_tree(path: str | os.PathLike[str], tree: Mapping[str, Mapping[str, Float32]]) -> None:
@@ -68,7 +69,7 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             problem = f"cannot be read as {_TITLE}: Orbax finds no metadata of its arrays; copy the whole folder again"
             raise InputError(problem, source=str(folder))
         tree = metadata.tree
-        for tree_path, leaf in _leaves(tree):
+        for tree_path, leaf in leaves(tree):
             name = "/".join(map(str, [*([] if len(trees) == 1 or item == _ONLY_ITEM else [item]), *tree_path]))
             if (folder / "checkpoint").is_dir():
                 contents.others[name] = "a single array, of ArrayCheckpointHandler; save it in a tree: {TABLE: array}"
@@ -97,18 +98,9 @@ def _load(orbax: Any, checkpointer: Any, folder: Path, tree: Any, path: TreePath
     # Without a type, Orbax restores arrays on the devices that saved them, and fails where there are others.
     arguments = _mapped(tree, lambda _, __: orbax.RestoreArgs(restore_type=np.ndarray))
     wanted = _mapped(tree, lambda place, leaf: leaf if place == path else orbax.PLACEHOLDER)
-    restored = dict(_leaves(checkpointer.restore(folder, item=wanted, restore_args=arguments)))
+    restored = dict(leaves(checkpointer.restore(folder, item=wanted, restore_args=arguments)))
     array: Array = np.asarray(restored[path])
     return array
-
-
-def _leaves(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
-    """Yield the path to each leaf of nested dicts and lists, and the leaf."""
-    if not isinstance(tree, Mapping | list | tuple):
-        yield path, tree
-        return
-    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-        yield from _leaves(value, (*path, key))
 
 
 def _mapped(tree: Any, leaf_of: Callable[[TreePath, Any], Any], path: TreePath = ()) -> Any:

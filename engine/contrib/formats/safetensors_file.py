@@ -21,11 +21,11 @@ from penstock.io.table_formats.table_format import (
     TableFormat,
     TablesToWrite,
     Tensor,
-    check_shards,
+    arrays_of,
     first_bytes,
+    indexed_shards,
     library_errors,
 )
-from penstock.model.frames import Array
 
 _LIBRARY = Library("safetensors", "safetensors")
 _TITLE = "a safetensors file"
@@ -59,11 +59,7 @@ def _files(folder: Path) -> list[Path]:
         raise InputError(f"has several indices ({several}); give a single file", source=str(folder))
     if not indices:
         return sorted(folder.glob("*.safetensors"))
-    try:
-        names = list(json.loads(indices[0].read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"no index of safetensors: {error}", source=str(indices[0])) from error
-    return check_shards(folder, map(str, names), indices[0])
+    return indexed_shards(indices[0], "safetensors")
 
 
 def _tensor(rows: Any) -> Tensor:
@@ -89,18 +85,11 @@ def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
     with atomic_files.publishing(out) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in saved.tables:
-            _append(file, saved, name)
+            for array in arrays_of(saved, name).values():
+                interrupts.check()
+                file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
     atomic_files.discard_orphans(out)
     return [out]
-
-
-def _append(file: atomic_files.File, saved: TablesToWrite, name: str) -> None:
-    arrays: list[Array] = [*saved.parts(name).values()]
-    if (keys := saved.keys(name)) is not None:
-        arrays.append(keys)
-    for array in arrays:
-        interrupts.check()
-        file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
 
 
 def _is_at(path: Path) -> bool:

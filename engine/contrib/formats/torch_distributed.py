@@ -7,7 +7,6 @@ shards are loaded as tensors and plain data only. Entries that are not tensors a
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -126,49 +125,24 @@ class _Shards:
         whole = self._torch.zeros(shape, dtype=self._entry.properties.dtype)
         if sum(_count(chunk.sizes[1:]) for chunk in chunks) != _count(shape[1:]):
             raise InputError(f"'{self._name}': row {start} is not complete in its shards", source=str(self._path))
-        planner = self._dcp.planner
-        items = []
-        for chunk in chunks:
-            index = self._dcp.metadata.MetadataIndex(self._name, chunk.offsets)
-            item = planner.ReadItem(
-                type=planner.LoadItemType.TENSOR,
-                dest_index=index,
-                dest_offsets=self._torch.Size((0, *chunk.offsets[1:])),
-                storage_index=index,
-                storage_offsets=self._torch.Size((start - chunk.offsets[0], *[0] * (len(chunk.sizes) - 1))),
-                lengths=self._torch.Size((self._end - start, *chunk.sizes[1:])),
-            )
-            if (shard := self._safetensor(self._metadata.storage_data[index], chunk)) is None:
-                items.append(item)
-            else:
-                rows = shard.narrow(0, start - chunk.offsets[0], self._end - start)
-                _Planner(whole).resolve_tensor(item).copy_(rows)
+        offsets = self._torch.Size((start, *[0] * (len(shape) - 1)))
+        wanted = self._dcp.metadata.ChunkStorageMetadata(offsets=offsets, sizes=self._torch.Size(shape))
+        items = self._dcp.planner_helpers.create_read_items_for_chunk_list(self._name, self._entry, [wanted])
+        for item in items:
+            self._check_form(self._metadata.storage_data[item.storage_index])
         reader = self._dcp.FileSystemReader(self._path)
         reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-        reader.read_data(planner.LoadPlan(items), _Planner(whole)).wait()
+        reader.read_data(self._dcp.planner.LoadPlan(items), _Planner(whole)).wait()
         self._read = tensor_of(whole, self._torch).read
 
-    def _safetensor(self, info: Any, chunk: Any) -> Any:
-        """Return a shard that was saved with SerializationFormat.SAFETENSORS, which torch cannot read; None: another.
-
-        All tensors of a file are one such block at its end, and the metadata has its beginning for each of them.
-        """
+    def _check_form(self, info: Any) -> None:
+        """Raise InputError for a shard that was saved with SerializationFormat.SAFETENSORS."""
         with (self._path / info.relative_path).open("rb") as file:
-            file.seek(info.offset)
-            size, text = file.read(8), file.read(1)
-            if text != b"{":
-                return None
-            text += file.read(int.from_bytes(size, "little") - 1)
-            header = json.loads(text)
-            saved = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])[self._name]["saved_offsets"]
-            if tuple(saved) != tuple(chunk.offsets):
-                problem = f"'{self._name}': torch wrote only the last one of its shards in {info.relative_path}"
+            file.seek(info.offset + 8)
+            if file.read(1) == b"{":
+                problem = f"'{self._name}': saved as safetensors, which torch does not load from {info.relative_path}"
                 advice = "save it again with SerializationFormat.TORCH_SAVE"
                 raise InputError(f"{problem}; {advice}", source=str(self._path))
-            first, end = header[self._name]["data_offsets"]
-            file.seek(first, io.SEEK_CUR)
-            data = bytearray(file.read(end - first))
-        return self._torch.frombuffer(data, dtype=self._entry.properties.dtype).reshape(chunk.sizes)
 
 
 class _Planner:

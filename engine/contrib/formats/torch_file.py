@@ -12,7 +12,6 @@ import pickle
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,9 @@ from penstock.io.table_formats.table_format import (
     TableFormat,
     TablesToWrite,
     Tensor,
+    arrays_of,
     first_bytes,
+    leaves,
     library_errors,
     zip_names,
 )
@@ -60,8 +61,8 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
                 raise  # it is damaged
             raise InputError(refusal(path, name, names or ()), source=str(path)) from None
     contents = Contents({}, {})
-    for name, value in _leaves(state, ""):
-        name = name or path.stem  # a tensor alone
+    for keys, value in leaves(state):
+        name = ".".join(map(str, keys)) or path.stem  # a tensor alone
         if name in contents.tensors:
             raise InputError(f"'{name}' is two of its tensors, by keys with dots; save one of them", source=str(path))
         if isinstance(value, np.ndarray) and value.ndim:
@@ -87,19 +88,6 @@ def _numpy_globals() -> list[Any]:
     named = [(made, f"numpy.{core}.multiarray.{made.__name__}") for made in functions for core in ("core", "_core")]
     dtypes = [type(np.dtype(code)) for code in "?bBhHiIlLqQefdSU"]
     return [*named, np.ndarray, np.dtype, *dtypes, codecs.encode]
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what nested dicts and lists contain, with the path to it, joined by dots."""
-    if isinstance(value, Mapping):
-        items = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, list | tuple) and not hasattr(value, "shape"):
-        items = [(str(number), item) for number, item in enumerate(value)]
-    else:
-        yield name, value
-        return
-    for key, item in items:
-        yield from _leaves(item, f"{name}.{key}" if name else key)
 
 
 def tensor_of(value: Any, torch: Any) -> Tensor:
@@ -133,14 +121,10 @@ def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
 
 def _mapped(scratch: IO[bytes], saved: TablesToWrite, name: str) -> dict[str, Array]:
     """Write the arrays of a table to the end of a file, and return them mapped, by their names in the state_dict."""
-    arrays: dict[str, Array] = {
-        f"{name}.{'weight' if part == WEIGHTS else part}": rows for part, rows in saved.parts(name).items()
-    }
-    if (keys := saved.keys(name)) is not None:
-        arrays[f"{name}.keys"] = keys
     mapped: dict[str, Array] = {}
-    for key, array in arrays.items():
+    for part, array in arrays_of(saved, name).items():
         interrupts.check()
+        key = f"{name}.{'weight' if part == WEIGHTS else part}"
         first = scratch.seek(0, 2)
         scratch.write(np.ascontiguousarray(array).data)
         scratch.flush()

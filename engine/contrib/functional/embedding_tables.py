@@ -62,9 +62,9 @@ class EmbeddingTables:
     Attributes
     ----------
     features : dict of str to tuple of Feature
-        Of every table that has some, in order.
+        The features of every table that has some, in order.
     rules : dict of str to UpdateRule or OptaxRule
-        Of every table.
+        The rule of every table.
 
     Raises
     ------
@@ -119,7 +119,6 @@ class EmbeddingTables:
         own_mesh = one_axis(self.mesh.devices)
         self._specs = {spec.name: spec for spec in config.tables}
         self.rules: dict[str, UpdateRule | OptaxRule] = {n: rules.get(n, s.rule) for n, s in self._specs.items()}
-        self._layouts: dict[str, Layout] = {}
         self._formats: dict[str, Format] = {}
         self._definitions: dict[str, TableDefinition] = {}
         for name, spec in self._specs.items():
@@ -133,10 +132,9 @@ class EmbeddingTables:
             layout = backends.formatted(definition.layout, variant) if halves else definition.layout
             q = spec.quantization
             quantization = None if q is None else (q.num_buckets, q.lower, q.upper)
-            self._layouts[name] = layout
             self._definitions[name] = definition._replace(layout=layout)
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
-        check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
+        check_memory((own_mesh, definition.layout.nbytes) for definition in self._definitions.values())
         self._by_gathers = backends.sums_by_gathers(own_mesh)
         self._sizes: dict[str, LookupSizes] = {}
         self._growing = threading.Lock()
@@ -159,7 +157,7 @@ class EmbeddingTables:
         Parameters
         ----------
         seed : int
-            Of the random initial values.
+            Seed of the random initial values.
 
         Returns
         -------
@@ -253,9 +251,9 @@ class EmbeddingTables:
         Parameters
         ----------
         features : sequence
-            Of batches, each as for ``preprocess``.
+            Batches, each as for ``preprocess``.
         weights : sequence or None
-            Of the batches.
+            Weights of the batches.
 
         Returns
         -------
@@ -318,7 +316,7 @@ class EmbeddingTables:
         dict of str to (int, int)
             vocabulary_size and floats per row, of "parameters" and every slot.
         """
-        layout = self._layouts[name]
+        layout = self._definitions[name].layout
         return {
             part: (layout.vocabulary_size, dim) for part, dim in zip(self._parts(name), layout.part_dims, strict=True)
         }
@@ -356,7 +354,7 @@ class EmbeddingTables:
         >>> embedding_tables.gather(tables, uses)["clicked"][:2].tolist()
         [[4.0, 4.0], [2.0, 2.0]]
         """
-        parts, layout = self._parts(name), self._layouts[name]
+        parts, layout = self._parts(name), self._definitions[name].layout
         values = checked_parts(name, parts, {WEIGHTS: rows, **slots}, layout.vocabulary_size, layout.part_dims)
         store = self._store(name, tables)
         for part, value in values.items():
@@ -408,7 +406,7 @@ class EmbeddingTables:
         uses : mapping of str to Uses
             The lookups of the batch.
         gradients : nested like the configuration's features
-            Of the activations.
+            Gradients of the activations.
         learning_rates : mapping of int to float, sequence of float or None
             The rate of this step by dynamic tag.
 
@@ -447,7 +445,7 @@ class EmbeddingTables:
         for name, features_of_table in self.features.items():
             table_uses = [uses[index] for index in self._indices[name]]
             plans[name] = LookupPlan.of(
-                self._layouts[name], unique[name], features_of_table, table_uses, self._by_gathers
+                self._definitions[name].layout, unique[name], features_of_table, table_uses, self._by_gathers
             )
             sizes = plans[name].sizes
             with self._growing:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import base64
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +23,7 @@ except ModuleNotFoundError as error:
 
 from penstock.base.errors import UsageError, UsageTypeError, listed
 from penstock.contrib.functional.embedding_tables import EmbeddingTables
+from penstock.contrib.functional.keras_optimizers import BackwardPasses, TableArray
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.engine_config_pb2 import EngineConfig
 from penstock.model.config.features import flatten, pack
@@ -35,8 +34,6 @@ from penstock.model.updates import OptaxRule
 from penstock.rows.bridge import Table, Uses
 from penstock.rows.bridge.functional_table import PARTS
 
-# The methods of an optimizer that allocate or assign variables.
-OPTIMIZER_METHODS = ("build", "apply", "stateless_apply")
 # Of each array of lookups: its number of axes and its type. Gains are the bits of float32, as a model whose policy is
 # mixed rounds floats.
 _FORMS = dict.fromkeys(PARTS, (2, "int32")) | {
@@ -56,9 +53,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     embedding_tables : EmbeddingTables
         On one device, created with ``halves=False``.
     seed : int
-        Of the initial rows.
+        Seed of the initial rows.
     **options : object
-        Of ``keras.layers.Layer``.
+        Arguments of ``keras.layers.Layer``.
 
     Raises
     ------
@@ -108,10 +105,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         _check(embedding_tables, tables)
         self._num_lines = {name: len(table.arrays[0]) for name, table in tables.items()}  # on the only device
         leaves, self._structure = jax.tree.flatten(tables)
-        self._passes = _BackwardPasses(self.name)
+        self._passes = BackwardPasses(self.name)
         self._lookup = _lookup_of(embedding_tables, self._structure, self._passes)
         with keras.name_scope(self.name, caller=self):
-            self._arrays = [_TableArray(self._passes, leaf, f"array_{number}") for number, leaf in enumerate(leaves)]
+            self._arrays = [TableArray(self._passes, leaf, f"array_{number}") for number, leaf in enumerate(leaves)]
         for array in self._arrays:  # which Keras now lists as variables that the layer can freeze and thaw
             array.trainable = self.trainable
         self._views = [TablePart(self, name, part) for name in tables for part in embedding_tables.part_shapes(name)]
@@ -339,7 +336,7 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
     combine : callable or None
         (lookups, *rest of the item) → what ``fit`` takes, for models with other inputs. None: a tuple of them.
     **options : object
-        Of ``keras.utils.PyDataset``, such as ``workers``.
+        Arguments of ``keras.utils.PyDataset``, such as ``workers``.
 
     Raises
     ------
@@ -389,76 +386,11 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
             getattr(self._batches, event)()
 
 
-@dataclass(eq=False)
-class _BackwardPasses:
-    """The backward passes of a layer in the step that is traced."""
-
-    layer: str
-    count: int = 0
-    has_scale: bool = True
-
-    def check(self, optimizer: Any) -> None:
-        """Raise UsageError if what the optimizer would store is not the updated tables."""
-        problems = {
-            "it accumulates gradients, and every batch updates the tables; leave out gradient_accumulation_steps": (
-                optimizer.gradient_accumulation_steps
-            ),
-            "it averages variables, and rows have no average; leave out use_ema": optimizer.use_ema,
-            "it ends fit by the variables that the model lists, which are rows; use one optimizer": (
-                isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))
-            ),
-            "the layer was called twice in one step, and two updates do not add up; make both lookups features of one "
-            "configuration": self.count > 1,
-            "it scales the loss, which lacks the layer's own loss, whose gradient is the scale; add sum(model.losses), "
-            "or the losses of stateless_call(…, return_losses=True), before scaling": (
-                _scales(optimizer) and not self.has_scale
-            ),
-        }
-        for problem, applies in problems.items():
-            if applies:
-                raise UsageError(f"layer '{self.layer}', optimizer '{optimizer.name}': {problem}")
-
-
-class _TableArray(keras.Variable):  # type: ignore[misc]
-    """An array of a table, which an optimizer overwrites by what the backward pass computed.
-
-    An optimizer reads its path when it allocates accumulators, and ``overwrite_with_gradient`` before it overwrites it.
-    Keras passes no optimizer, so that it is found among the callers: of a trace, not of a compiled step.
-    """
-
-    def __init__(self, passes: _BackwardPasses, value: jax.Array, name: str) -> None:
-        self._passes = passes
-        super().__init__(lambda shape, dtype=None: value, value.shape, "float32", autocast=False, name=name)
-
-    @property
-    def path(self) -> Any:
-        self._check_callers()
-        return super().path
-
-    @property
-    def overwrite_with_gradient(self) -> bool:
-        self._check_callers()
-        return True
-
-    def _check_callers(self) -> None:
-        frame = inspect.currentframe()
-        while frame is not None:
-            # Only of these frames: f_locals keeps variables alive, which jax_check_tracer_leaks would find in its own.
-            caller = frame.f_locals.get("self") if frame.f_code.co_name in OPTIMIZER_METHODS else None
-            if isinstance(caller, keras.optimizers.Optimizer):
-                self._passes.check(caller)
-            frame = frame.f_back
-
-
 def _trace_of(array: jax.Array) -> Any:
     return getattr(array, "_trace", None)
 
 
-def _scales(optimizer: Any) -> bool:
-    return optimizer.loss_scale_factor is not None or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def _lookup_of(embedding_tables: EmbeddingTables, structure: Any, passes: _BackwardPasses) -> Any:
+def _lookup_of(embedding_tables: EmbeddingTables, structure: Any, passes: BackwardPasses) -> Any:
     """Return a function (arrays, uses) → activations and a loss of 0.
 
     Its gradient by the arrays is the updated arrays. The gradient of the loss of 0 is the factor that scales the loss.

@@ -30,7 +30,7 @@ class Embedding(nnx.Module):  # type: ignore[misc]
     embedding_tables : EmbeddingTables
         Which prepares the batches (``preprocess``).
     seed : int
-        Of the initial rows.
+        Seed of the initial rows.
 
     Notes
     -----
@@ -99,7 +99,7 @@ class Embedding(nnx.Module):  # type: ignore[misc]
         uses : mapping of str to Uses
             What ``EmbeddingTables.preprocess`` returned.
         gradients : nested like the configuration's features
-            Of the activations.
+            Gradients of the activations.
         learning_rates : mapping of int to float, sequence of float or None
             The rate of this step by dynamic tag.
         """

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import UsageError, listed
@@ -18,7 +19,7 @@ from penstock.base.flag_values import local_path
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser, add_flags, add_sources, check_reading, keywords_of
 from penstock.cli.output import Output, count, several
-from penstock.core.gate import Gate
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.opening import check_not_read
 from penstock.model.config.embedding import EmbeddingConfig
@@ -58,25 +59,24 @@ class BlamedFrame:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     check_not_read(args.sources, [] if args.out is None else [args.out])
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
-    key = _key_of(config, table, args.id)
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {
         "on_bad_row": "drop" if drops_bad_rows else "error"
     }
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
+    key = _key_of(config, table, args.id)
     reader = FrameReader(args.sources, options)
-    gate = Gate(args.num_required or config.gate_num_required or 1)
     blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
 
-    def opened(_: int) -> None:
+    def on_open() -> None:
         for frame in waiting:
-            frame.opening = gate.global_step + 1
+            frame.opening = trial.gate.global_step + 1
         waiting.clear()
 
-    gate.open_into(opened)
+    trial = TrialGate(args.num_required or config.gate_num_required or 1, None, on_open)
     read, rows, stale_rows = Counter[int](), 0, 0
     with closing(reader.numbered()) as numbered:
         for number, frame in islice(numbered, args.limit):
@@ -86,16 +86,17 @@ def run(args: argparse.Namespace, out: Output) -> None:
             entry = _blamed(frame, table, key, reader.sources[number].name, read[number])
             if entry is not None:
                 blamed.append(entry)
-                waiting.append(entry)
             read[number] += 1
             rows += frame.num_rows
-            if not gate.admit(frame.local_step, lambda: None, frame.contributor):
+            if trial.admit(frame)[1]:
+                waiting += [] if entry is None else [entry]
+            else:
                 stale_rows += frame.num_rows
                 if entry is not None:
                     entry.stale = True
-                    waiting.pop()
-    if args.flush and gate.num_accumulated:
-        gate.open_early()
+            trial.open()
+    if args.flush:
+        trial.open(early=True)
     _say(out, args, blamed, read.total(), rows)
     notes = reader.notes()
     if reader.without_table:
@@ -128,8 +129,6 @@ def _table_of(config: EmbeddingConfig, name: str | None) -> str:
 
 def _key_of(config: EmbeddingConfig, table: str, row_id: int) -> int:
     """Return the id as frames have it: a uint64 key as an int64 of its bits. Raises UsageError."""
-    if table not in config.id_ranges:
-        raise UsageError(f"table '{table}' is not in the configuration ({listed(config.id_ranges)})")
     size, _ = config.id_ranges[table]
     least, end = bounds(size)
     if not least <= row_id < end:
@@ -169,13 +168,9 @@ def _say(out: Output, args: argparse.Namespace, blamed: list[BlamedFrame], frame
 
 
 def _write(path: Path, blamed: Iterable[BlamedFrame]) -> None:
-    import pyarrow as pa
-
     fields = {"source": pa.utf8(), "frame": pa.int64(), "contributor": pa.utf8(), "step": pa.int64()}
     fields |= {"opening": pa.int64(), "stale": pa.bool_(), "rows": pa.int64(), "norm": pa.float64()}
-    plain = [asdict(frame) | {"contributor": _text(frame.contributor)} for frame in blamed]
-    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
-
-
-def _text(contributor: Contributor) -> str | None:
-    return None if contributor is None else str(contributor)
+    names = [None if frame.contributor is None else str(frame.contributor) for frame in blamed]
+    write_arrow(
+        path, [asdict(frame) | {"contributor": name} for frame, name in zip(blamed, names, strict=True)], fields
+    )

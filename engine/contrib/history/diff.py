@@ -153,11 +153,9 @@ def _compare_tables(a: _Tables, b: _Tables, name: str, other_name: str) -> dict[
 
 def _common(a: Array, b: Array) -> tuple[Array, Int64, Int64]:
     """Return the keys that are in both, and where each has them. a, b : distinct, int64 or uint64"""
-    if a.dtype == b.dtype:
-        return np.intersect1d(a, b, assume_unique=True, return_indices=True)
-    signed, other_signed = np.flatnonzero(a >= 0), np.flatnonzero(b >= 0)  # NumPy would compare the two types as floats
-    common, in_a, in_b = _common(a[signed].astype(np.uint64), b[other_signed].astype(np.uint64))
-    return common, signed[in_a], other_signed[in_b]
+    if a.dtype != b.dtype:
+        a, b = a.astype(object), b.astype(object)  # NumPy would compare the two types as floats
+    return np.intersect1d(a, b, assume_unique=True, return_indices=True)
 
 
 def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32], ids: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.base.flag_values import local_path
 from penstock.checkpoint.row_history import RowVersion, row_history
 from penstock.checkpoint.store import Commit
@@ -80,10 +82,7 @@ def _texts(values: Float32) -> list[str]:
 
 
 def _write(path: Path, versions: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-
     fields = {"commit": pa.int64(), "step": pa.int64(), "tags": pa.list_(pa.utf8()), "change": pa.float64()}
     slots = [name for version in versions for name in version["slots"]]
     fields |= dict.fromkeys(["row", *slots], pa.list_(pa.float32()))
-    plain = [version | version["slots"] for version in versions]
-    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
+    write_arrow(path, [version | version["slots"] for version in versions], fields)

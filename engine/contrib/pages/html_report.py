@@ -17,10 +17,13 @@ import penstock
 from penstock.base.errors import MOST_LISTED
 from penstock.cli.output import count, input_text, size_text, writing
 from penstock.contrib.pages.svg import MAX_LEGEND, SCHEME, Bar, Points, bars, lines, short
-from penstock.core.sampling import Hot, Moment, hot_ids, tables_of, thinned
+from penstock.core.sampling import Hot, Moment, Probe, hot_ids, tables_of, thinned
+from penstock.core.telemetry import Telemetry
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import id_text
-from penstock.model.stats import Report, TableReport
+from penstock.model.stats import Report
+
+Section = tuple[str, str, str]  # heading, note, content as HTML
 
 # On a narrow screen plots scroll in their sections: smaller ones could not be read.
 STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:72rem;
@@ -45,10 +48,10 @@ KEY_COLUMNS += ["unadmitted_rows", "expired_waiting"]
 KEY_HEADINGS = {"unadmitted_rows": "rows not admitted", "expired_waiting": "expired waiting"}
 
 
-def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
+def write_page(folder: Path, title: str, sections: Iterable[Section], numbers: Mapping[str, Any]) -> Path:
     """Write index.html and report.json to ``folder``, and return the path of the page. Raises OSError.
 
-    sections : heading, note, content (HTML); a section without content is omitted
+    A section without content is omitted.
     """
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
@@ -77,21 +80,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def run_sections(
-    report: Report,
-    config: EmbeddingConfig,
-    moments: Sequence[Moment],
-    hot: Hot,
-    stages: Mapping[str, float],
-    updated: Mapping[str, int],
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the sections about a run: heading, note, content."""
+def run_sections(report: Report, config: EmbeddingConfig, watch: Telemetry, probe: Probe) -> Iterator[Section]:
+    """Yield the sections about a run. watch, probe : of its engine"""
+    moments, hot = probe.moments, probe.hot
     notes = "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
     yield "Summary", "", table(("", ""), _facts(report)) + notes
     yield (
         "Where the time went",
         "seconds of the run's own thread",
-        bars([Bar(STAGES[s], t, f"{short(t)} s") for s, t in stages.items()]),
+        bars([Bar(STAGES[s], t, f"{short(t)} s") for s, t in watch.stage_s.items()]),
     )
     flow = flow_of(thinned(moments, FLOW_POINTS))
     yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
@@ -106,7 +103,7 @@ def run_sections(
         "rows dropped by reason, and stale frames: totals up to each step",
         lines(drops_of(moments), "step", ""),
     )
-    yield "Tables", "reuse: gradient rows per row that the optimizer updated", _tables(report, updated)
+    yield "Tables", "reuse: gradient rows per row that the optimizer updated", _tables(report, watch.updated)
     yield (
         "Keys of dynamic tables",
         "admitted, expired and evicted in this run; waiting: not admitted yet",
@@ -118,8 +115,8 @@ def run_sections(
         lines(sampled_ranks(hot), "rank", "share of the table's rows", log_x=True, log_y=True),
     )
     most = [
-        (name, id_text(config.id_ranges[name][0], row_id), f"{share:.2%}")
-        for name, row_id, share in hot_ids(hot.samples)
+        (name, id_text(config.id_ranges[name][0], row_id), f"{fraction:.2%}")
+        for name, row_id, fraction in hot_ids(hot.samples)
     ]
     yield (
         "Hot ids",
@@ -140,38 +137,34 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 def _tables(report: Report, updated: Mapping[str, int]) -> str:
     """Return one row per table; if there are more than MOST_LISTED, those with the most rows and the number omitted."""
-    names = list(report.tables)
-    more = len(names) - MOST_LISTED
-    if more > 0:
-        names = sorted(names, key=lambda name: -report.tables[name].rows)[:MOST_LISTED]
-    rows = [
-        (name, count(rows), _ids(report.tables[name]), count(updated.get(name, 0)), _ratio(rows, updated.get(name, 0)))
-        for name, rows in ((name, report.tables[name].rows) for name in names)
-    ]
-    head = ("table", "rows", "distinct ids", "updates", "reuse")
-    return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
-
-
-def _ids(table: TableReport) -> str:
-    return "–" if table.distinct is None else count(table.distinct)
+    tables = list(report.tables.items())
+    if len(tables) > MOST_LISTED:
+        tables.sort(key=lambda item: -item[1].rows)
+    rows = []
+    for name, report_of_table in tables:
+        num_rows, updates = report_of_table.rows, updated.get(name, 0)
+        distinct = "–" if report_of_table.distinct is None else count(report_of_table.distinct)
+        reuse = f"{num_rows / updates:.2f}" if updates else "–"
+        rows.append((name, count(num_rows), distinct, count(updates), reuse))
+    return _first_rows(("table", "rows", "distinct ids", "updates", "reuse"), rows)
 
 
 def _keys(report: Report) -> str:
     """Return a row for each dynamic table, up to MOST_LISTED with the most keys; "" if there is none."""
     tables = [(name, table.keys) for name, table in report.tables.items() if table.keys]
     tables.sort(key=lambda item: -item[1].keys)
-    rows = [
-        (
-            name,
-            *(count(getattr(keys, number)) for number in KEY_COLUMNS),
-            f"{keys.load:.0%}",
-            size_text(keys.directory_bytes),
-        )
-        for name, keys in tables[:MOST_LISTED]
-    ]
-    more = [(f"… {count(len(tables) - MOST_LISTED)} more",)] if len(tables) > MOST_LISTED else []
+    rows = []
+    for name, keys in tables:
+        numbers = [count(getattr(keys, column)) for column in KEY_COLUMNS]
+        rows.append((name, *numbers, f"{keys.load:.0%}", size_text(keys.directory_bytes)))
     headings = [KEY_HEADINGS.get(name, name) for name in KEY_COLUMNS]
-    return table(("table", *headings, "full", "directory"), [*rows, *more]) if rows else ""
+    return _first_rows(("table", *headings, "full", "directory"), rows) if rows else ""
+
+
+def _first_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of the first MOST_LISTED rows, and of the number of those omitted."""
+    more = [(f"… {count(len(rows) - MOST_LISTED)} more",)] if len(rows) > MOST_LISTED else []
+    return table(head, [*rows[:MOST_LISTED], *more])
 
 
 def flow_of(moments: Sequence[Moment]) -> Points:
@@ -205,7 +198,7 @@ def drops_of(moments: Sequence[Moment]) -> dict[str, Points]:
 
 
 def sampled_ranks(hot: Hot) -> dict[str, Points]:
-    """Return table → (rank, share) of ids sampled at least twice; those sampled once only reflect the sample's size."""
+    """Return table → (rank, fraction) of ids sampled at least twice; others only reflect the size of the sample."""
     tables = list(tables_of(hot.samples).items())[:MAX_LEGEND]
     return {name: frequencies(table.rows[table.times > 1], float(table.rows.sum())) for name, table in tables}
 
@@ -215,15 +208,11 @@ def _largest(curves: Mapping[str, Points], report: Report) -> dict[str, Points]:
     return {name: curves[name] for name in names}
 
 
-def _ratio(rows: int, updates: int) -> str:
-    return f"{rows / updates:.2f}" if updates else "–"
-
-
 # ---- frequencies of ids, also for the page of inspect
 
 
 def frequencies(times: npt.NDArray[Any], total: float | None = None) -> Points:
-    """Return (rank, share of all rows) of ids, thinned for a logarithmic axis.
+    """Return (rank, fraction of all rows) of ids, thinned for a logarithmic axis.
 
     times : rows per id; total : all rows; None: the sum of ``times``
     """

@@ -66,12 +66,10 @@ class Server:
     """
 
     def __init__(self, address: tuple[str, int], routes: Routes, access: PageAccess | None = None) -> None:
-        kind = _Server6 if ":" in address[0] else _Server4
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         hosts = {"localhost", "127.0.0.1", "[::1]", host.lower()} if is_loopback(address[0]) else None
         try:
-            self._server = kind(address, _handler(routes, hosts, access))
-            self._server.tls = None if access is None else access.tls
+            self._server = _Server(address, _handler(routes, hosts, access), None if access is None else access.tls)
         except OSError as error:
             problem = f"cannot listen: {(error.strerror or str(error)).lower()}; give another address"
             raise OSError(error.errno, problem, f"{address[0]}:{address[1]}") from error
@@ -84,8 +82,12 @@ class Server:
         self._server.server_close()
 
 
-class _Server4(ThreadingHTTPServer):
-    tls: ssl.SSLContext | None = None
+class _Server(ThreadingHTTPServer):
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None
+    ) -> None:
+        self.tls, self.address_family = tls, socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection. The thread that answers it makes the handshake, which may take long."""
@@ -100,21 +102,11 @@ class _Server4(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Server6(_Server4):
-    address_family = socket.AF_INET6
-
-
 def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) -> type[BaseHTTPRequestHandler]:
     """Return the class that answers requests. hosts : that a request may name; None: any"""
     # Cookies are sent to every port of a host, so this one is no token, and its name contains the port. A session ends
     # with its token, which the service may read no longer from its file. cookie → value of the header authorization
-    key, sessions = secrets.token_bytes(32), dict[bytes, bytes]()
-
-    def session_of(authorization: bytes) -> str:
-        cookie = hmac.new(key, authorization, "sha256").hexdigest()
-        sessions[cookie.encode()] = authorization
-        return cookie
-
+    key, sessions = secrets.token_bytes(32), dict[str, bytes]()
     secure = "; Secure" if access is not None and access.tls is not None else ""
 
     class Handler(BaseHTTPRequestHandler):
@@ -131,7 +123,8 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
                 token = parse_qs(query).get("token")
                 bearer = b"Bearer " + token[0].encode("utf-8", "replace") if token is not None else b""
                 if token is not None and access.admits(bearer):
-                    session = session_of(bearer)
+                    session = hmac.new(key, bearer, "sha256").hexdigest()
+                    sessions[session] = bearer
                     more["Set-Cookie"] = f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict{secure}"
                 elif not self._is_admitted(access):
                     more["WWW-Authenticate"] = 'Bearer realm="penstock"'
@@ -165,12 +158,9 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
                 cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
             except CookieError:
                 cookie = None
-            value = b"" if cookie is None else cookie.value.encode()
-            for session, authorization in list(sessions.items()):
-                if hmac.compare_digest(value, session) and access.admits(authorization):
-                    return True
-            sent = self.headers.get_all("Authorization", [])
-            return any(access.admits(value.encode("utf-8", "replace")) for value in sent)
+            session = b"" if cookie is None else sessions.get(cookie.value, b"")
+            sent = [value.encode("utf-8", "replace") for value in self.headers.get_all("Authorization", [])]
+            return any(access.admits(authorization) for authorization in (session, *sent))
 
         def _answer(self, status: int, kind: str, text: str, more: Mapping[str, str] | None = None) -> None:
             body = text.encode()

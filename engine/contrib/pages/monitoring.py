@@ -19,13 +19,12 @@ from penstock.cli.watching import page_addresses
 from penstock.contrib.pages.svg import SCHEME
 from penstock.core.sampling import thinned
 from penstock.model.config.id_ranges import id_text
-from penstock.model.stats import Counters, GateProgress, Report
+from penstock.model.stats import Report
 
 if TYPE_CHECKING:
     from penstock.contrib.pages.http_server import PageAccess, Server
     from penstock.contrib.pages.metrics import StepCollector
     from penstock.contrib.ray import Job
-    from penstock.model.options import Progress
     from penstock.serving.service.replica import ReplicaService
 
 LINE_EVERY_S = 1.0
@@ -89,15 +88,6 @@ class Watching:
         if self._path is not None:
             self._write()
 
-    def then_tick(self, progress: Progress) -> Progress:
-        """Return a progress callback that calls ``progress`` and then ``tick``."""
-
-        def both(counters: Counters, gate: GateProgress, share: float | None) -> None:
-            progress(counters, gate, share)
-            self.tick()
-
-        return both
-
     def tick(self) -> None:
         """Write a line of metrics if the last one is at least LINE_EVERY_S seconds old."""
         if self._path is not None and time.monotonic() - self._written_s >= LINE_EVERY_S:
@@ -142,7 +132,7 @@ class Watching:
         watch, probe, numbers = engine.watch, engine.watch.probe, {"report": report.to_dict(), "live": self.live()}
         from penstock.contrib.pages.html_report import run_sections, write_page
 
-        sections = run_sections(report, engine.config, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        sections = run_sections(report, engine.config, watch, probe)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:

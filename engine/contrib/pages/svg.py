@@ -58,8 +58,8 @@ class Axis:
         return math.isfinite(value) and (value > 0 or not self._log)
 
     def at(self, value: float) -> float:
-        share = (self._place(value) - self.low) / (self.high - self.low)
-        return self._start + share * (self._end - self._start)
+        fraction = (self._place(value) - self.low) / (self.high - self.low)
+        return self._start + fraction * (self._end - self._start)
 
     def ticks(self) -> list[float]:
         """Return the tick values: round numbers, or powers of ten, with 2 and 5 between them if there are few."""
@@ -117,8 +117,19 @@ def lines(
     return _svg([*parts, *legend], HEIGHT + height)
 
 
-def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False, title: str = "") -> str:
-    """Return a chart with one bar for each row, from ``start``. x : the axis label; without it there is no axis"""
+def bars(
+    rows: Sequence[Bar],
+    x: str = "",
+    start: float = 0.0,
+    log: bool = False,
+    title: str = "",
+    legend: tuple[str, str] | None = None,
+) -> str:
+    """Return a chart with one bar for each row, from ``start``.
+
+    x : the axis label; without it there is no axis
+    legend : the names of the bars and of their marks; shown if a row has a mark
+    """
     bottom = 26 * len(rows) + 6
     values = [start, *(value for row in rows for value in (row.value, row.mark) if value is not None)]
     first = 8 + LETTER * max((len(row.name) for row in rows), default=0)
@@ -141,7 +152,15 @@ def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False
             parts.append(
                 f'<rect x="{across.at(row.mark) - 1.5:.1f}" y="{top - 2}" width="3" height="22" fill="{MARK}"/>'
             )
-    return _svg(parts, bottom + (40 if x else 2), 24 if title else 0)
+    height = bottom + (40 if x else 2)
+    if legend and any(row.mark is not None for row in rows):
+        for name, colour, left in zip(
+            legend, (COLOURS[0], MARK), (first, first + 40 + LETTER * len(legend[0])), strict=True
+        ):
+            parts.append(f'<rect x="{left:.1f}" y="{height + 4}" width="12" height="12" rx="2" fill="{colour}"/>')
+            parts.append(_text(left + 18, height + 15, name, "start"))
+        height += 22
+    return _svg(parts, height, 24 if title else 0)
 
 
 def standalone(picture: str) -> str:

@@ -214,7 +214,7 @@ class MultiPass:
                 folder.path, self._mesh, options.threads, config=self._config, share=share, **gate, **self._changes
             )
             if folder is self._folder:
-                engine.session.files.committed["deltas"] = None  # those of the pass begin a new file
+                engine.session.begin_new_deltas()
             return engine
         engine = PassEngine(self._config, self._mesh, seed=options.seed, threads=options.threads, share=share, **gate)
         if options.init is not None:

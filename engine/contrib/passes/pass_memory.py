@@ -13,14 +13,15 @@ from penstock.base.control_groups import groups_of, lines_of
 from penstock.base.errors import CapacityError
 from penstock.base.flag_values import MOST_PASSES
 from penstock.checkpoint.incremental import ring_bytes
+from penstock.cli.output import nearest
 from penstock.model.config.specs import TableSpec
 from penstock.rows.key_directory import bytes_of_directories
 
 # Bytes per row that do not depend on its width: a mark for commits, and a place in the map of its sums.
 ROW_BYTES = 5
-# The share of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it are what
-# compiling and reading allocate; the ring buffer of commits counts in addition.
-SHARE, OTHER_BYTES = 0.75, 96 << 20
+# The fraction of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it are
+# what compiling and reading allocate; the ring buffer of commits counts in addition.
+FRACTION, OTHER_BYTES = 0.75, 96 << 20
 
 
 def rows_bytes(specs: Iterable[TableSpec]) -> int:
@@ -35,9 +36,7 @@ def _row_bytes(spec: TableSpec) -> int:
 def check_disk(folder: Path, specs: Iterable[TableSpec]) -> None:
     """Raise CapacityError if the disk of a folder, which need not exist, lacks room for the rows of all passes."""
     needed = rows_bytes(specs)
-    free = shutil.disk_usage(
-        next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.is_dir())
-    ).free
+    free = shutil.disk_usage(nearest(folder)).free
     if needed > free:
         raise CapacityError(
             f"{folder}: the rows of all passes need {needed / 1e6:,.0f} MB of disk, and {free / 1e6:,.0f} MB are free; "
@@ -66,7 +65,7 @@ def num_passes(specs: Iterable[TableSpec], memory: int | None) -> int:
         return OTHER_BYTES + ring_bytes(of_rows // count, widest)
 
     for count in range(1, MOST_PASSES + 1):
-        if needed <= count * SHARE * (free - others(count)):
+        if needed <= count * FRACTION * (free - others(count)):
             return count
     raise CapacityError(
         f"--passes auto: {free / 1e6:,.0f} MB are free for tables of {needed / 1e6:,.0f} MB, and everything but rows "

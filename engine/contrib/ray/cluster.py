@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import penstock.base.interrupts as interrupts
-from penstock.base.errors import PeerError, UsageError
+from penstock.base.errors import PeerError, PenstockError, UsageError
 from penstock.contrib.ray.owners import Owner
 from penstock.contrib.ray.readers import JobReader
 from penstock.model.frames import Float32, Int64
@@ -147,7 +148,7 @@ class Actors:
     def __init__(
         self,
         ray: Any,
-        readers: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        readers: Sequence[tuple[Any, ...]],
         owners: Sequence[tuple[Any, ...]],
         reader_options: Mapping[str, Any],
         owner_options: Mapping[str, Any],
@@ -160,15 +161,18 @@ class Actors:
             ray.remote(kind).options(**{**lasting, "scheduling_strategy": "SPREAD", **options})
             for kind, options in ((JobReader, reader_options), (Owner, owner_options))
         )
-        self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
+        self.readers = [reader.remote(*arguments) for arguments in readers]
         self.owners = [owner.remote(*arguments) for arguments in owners]
         named = {"reader": self.readers, "owner": self.owners}
         self._names = {
             actor._actor_id.hex(): f"{kind} {n}" for kind, group in named.items() for n, actor in enumerate(group)
         }
 
-    def get(self, refs: Any) -> Any:
-        """Return the results of tasks. Raises LostError, KeyboardInterrupt, or an error that a task raised."""
+    def get(self, refs: Any, deadline: float = math.inf) -> Any:
+        """Return the results of tasks. Raises LostError, KeyboardInterrupt, or an error that a task raised.
+
+        deadline : by the monotonic clock; after it PeerError is raised
+        """
         errors = self._ray.exceptions
         while True:
             try:
@@ -176,11 +180,17 @@ class Actors:
             except errors.GetTimeoutError:
                 if self.interruptible:
                     interrupts.check()
+                if time.monotonic() > deadline:
+                    _, waiting = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+                    raise PeerError(
+                        f"{len(waiting)} of {len(refs)} actors of the job found no place for {RESTART_S:.0f} s; "
+                        "add nodes, or ask for fewer shares and readers"
+                    ) from None
             except errors.RayTaskError as error:
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, errors.RayError):
                     raise self._lost_error(cause) from None
-                raise
+                raise (cause if isinstance(cause, PenstockError | OSError | MemoryError) else error) from None
             except errors.RayError as error:
                 raise self._lost_error(error) from None
 
@@ -192,17 +202,7 @@ class Actors:
         deadline = time.monotonic() + RESTART_S
         while True:
             try:
-                refs = calls()
-                while True:
-                    _, waiting = self._ray.wait(refs, num_returns=len(refs), timeout=TICK_S)
-                    interrupts.check()
-                    if not waiting:
-                        return list(self.get(refs))
-                    if time.monotonic() > deadline:
-                        raise PeerError(
-                            f"{len(waiting)} of {len(refs)} actors of the job found no place for {RESTART_S:.0f} s; "
-                            "add nodes, or ask for fewer shares and readers"
-                        )
+                return list(self.get(calls(), deadline))
             except LostError as failure:
                 if time.monotonic() > deadline:
                     raise PeerError(f"the job could not begin: {failure}") from None

@@ -73,22 +73,21 @@ class Driver:
         folder: Folder | None,
         commit: Commit | None,
         options: JobOptions,
-        num_sources: int,
         progress: Callable[[Counters, int], None] | None,
         metrics: JobMetrics | None,
     ) -> None:
         self._actors, self._folder, self._commit = actors, folder, commit
         self._options, self._progress, self._metrics = options, progress, metrics
         self._read_s = 0.0
-        self._fractions: dict[int, float | None] = dict.fromkeys(range(num_sources), 0.0)
+        self._fractions: dict[int, float | None] = dict.fromkeys(range(len(options.sources)), 0.0)
         self.counters, self.first_bad, self.notes = Counters(), dict[str, str](), dict[str, None]()
         self.committed, self.has_committed = Counters(), False
         self.verified, self.checksums = dict[int, bool](), set[bool]()
         self.num_accumulated = 0
         self.error: BaseException | None = None
         self._attempt = secrets.token_hex(4)
-        address, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
-        begun: list[Begun] = self._all(lambda: [o.begin.remote(address, number, options.init) for o in actors.owners])
+        address = None if folder is None or commit is None else folder.files.address
+        begun: list[Begun] = actors.begin(lambda: [owner.begin.remote(address) for owner in actors.owners])
         self.global_step, self.changed_step = begun[0].global_step, max(owner.changed_step for owner in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
@@ -98,12 +97,12 @@ class Driver:
                 problem = "the checkpoint was made without --merge round, which is the order of a job; resume it so"
                 raise StateError(problem)
         read: dict[int, tuple[str, int]] = {}
-        for sources in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
+        for sources in actors.begin(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
             read |= sources
-        self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
+        self.positions = Positions([read[n][0] for n in range(len(options.sources))], "round")
         self.positions.rows = sum(rows for _, rows in read.values())
         if saved is not None:
-            before.check_none_missing(num_sources)
+            before.check_none_missing(len(options.sources))
             self.positions.stale_rows, self.positions.unchecked = before.stale_rows, before.unchecked
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
                 entry.frames, entry.digest = old.frames, old.digest
@@ -118,6 +117,7 @@ class Driver:
         """
         self._files, self._deltas = files, deltas
         in_flight: deque[JobBlock] = deque()
+        interrupt: KeyboardInterrupt | None = None
         try:
             for block in self._read():
                 in_flight.append(block)
@@ -129,21 +129,15 @@ class Driver:
                 if self.error is not None:
                     break
                 interrupts.check()
-        except KeyboardInterrupt:
-            self._actors.interruptible = False
+        except KeyboardInterrupt as signal:
+            interrupt, self._actors.interruptible = signal, False
             self._finish(in_flight, 0)
-            if self.error is None:
-                self.commit()
-            self._measure(self._snapshots())
-            raise
-        if self.error is not None:
-            if not isinstance(self.error, CapacityError | MemoryError):  # the owners may be at different steps
-                self.commit()
-            self._measure(self._snapshots())
-            raise self.error
-        self.commit()
+        if not isinstance(self.error, CapacityError | MemoryError):  # else the owners may be at different steps
+            self.commit()
         self._measure(self._snapshots())
-        return self._all(lambda: [owner.end.remote() for owner in self._actors.owners])
+        if (error := interrupt or self.error) is not None:
+            raise error
+        return self._actors.begin(lambda: [owner.end.remote() for owner in self._actors.owners])
 
     def commit(self) -> None:
         """Commit the state after the last block."""
@@ -152,7 +146,7 @@ class Driver:
         number = self._folder.next_number()
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
-        parts: list[Commit] = self._raised(self._actors.get(writes))
+        parts: list[Commit] = self._actors.get(writes)
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._files.commit()}
@@ -259,14 +253,3 @@ class Driver:
         with suppress(LostError):  # which ends an attempt where its results are awaited
             owners: list[MetricsSnapshot] = self._actors.get(refs)
             self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)
-
-    # ---- calls
-
-    def _all(self, calls: Callable[[], list[Any]]) -> list[Any]:
-        return self._raised(self._actors.begin(calls))
-
-    def _raised(self, results: list[Any]) -> list[Any]:
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results

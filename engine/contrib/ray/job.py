@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.base.errors import PeerError, UsageError
-from penstock.base.validation import share, whole
+from penstock.base.validation import fraction, whole
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import first_names
 from penstock.checkpoint.versions import check_no_version
@@ -86,13 +87,13 @@ class Job:
         """
         if options.shares is None:
             raise UsageError("Job: give shares=, the number of owners of the rows")
-        self.options, self._config, self._sources = options, options.config, expanded(options.sources)
-        config = options.config
-        if not self._sources:
+        config, sources = options.config, expanded(options.sources)
+        if not sources:
             raise UsageError("sources: give at least one")
         whole("shares", options.shares, 1)
-        self._num_readers = min(len(self._sources), options.shares if options.readers is None else options.readers)
-        whole("readers", self._num_readers, 1)
+        readers = min(len(sources), options.shares if options.readers is None else options.readers)
+        whole("readers", readers, 1)
+        self.options, self._num_readers = replace(options, sources=sources, readers=readers), readers
         for name, least in (("rounds_per_block", 1), ("every", 1), ("limit", 0)):
             if getattr(options, name) is not None:
                 whole(name, getattr(options, name), least)
@@ -101,7 +102,7 @@ class Job:
         if options.checkpoint is None and (options.every is not None or options.resume):
             raise UsageError("every, resume: name a folder for commits, with checkpoint=")
         if options.max_stale is not None:
-            share("max_stale", options.max_stale)
+            fraction("max_stale", options.max_stale)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
         rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
         self._read = ReadOptions.of_config(config, vars(options), on_bad_row=mode, rates_needed=rates.missing)
@@ -122,7 +123,7 @@ class Job:
         if self._metrics is None:
             from penstock.contrib.ray.job_metrics import JobMetrics  # needs the extra metrics
 
-            self._metrics = JobMetrics(self._config)
+            self._metrics = JobMetrics(self.options.config)
         return self._metrics
 
     def run(self) -> Report:
@@ -153,7 +154,7 @@ class Job:
                 folder.tidy()
                 commit = folder.newest()
             if commit is not None:
-                self._config = self._config.drawn_as(first_names(commit.contents))
+                self.options = replace(options, config=options.config.drawn_as(first_names(commit.contents)))
             self.actors = self._make_actors(ray, commit)
             try:
                 with nullcontext() if self._metrics is None else self._metrics.run():
@@ -164,30 +165,13 @@ class Job:
     # ---- internal
 
     def _make_actors(self, ray: Any, commit: Commit | None) -> Actors:
-        options, count = self.options, self.options.shares
-        required = options.num_required or self._config.gate_num_required or 1
-        seed = options.seed
+        options = self.options
+        required, seed = options.num_required or options.config.gate_num_required or 1, options.seed
         if commit is not None:
             required, seed = commit.contents["num_required"], commit.contents["seed"]
-        routing = {"shares": count, "seed": seed, "sums": required == 1}
-        engine = {name: getattr(options, name) for name in ("num_required", "reduction", "threads")} | {"seed": seed}
-        readers = [
-            ((self._config, self._sources, rank, self._num_readers, self._read), routing)
-            for rank in range(self._num_readers)
-        ]
-        samples = None if self._metrics is None else self._metrics.samples
-        owners = [
-            (
-                self._config,
-                (rank, count),
-                engine,
-                options.learning_rates,
-                self._delta_options,
-                samples,
-                options.accelerator,
-            )
-            for rank in range(count)
-        ]
+        samples, of_owners = None if self._metrics is None else self._metrics.samples, replace(options, sources=())
+        readers = [(options, rank, self._read, seed, required == 1) for rank in range(self._num_readers)]
+        owners = [(of_owners, rank, seed, samples) for rank in range(options.shares)]
         return Actors(ray, readers, owners, options.reader_options or {}, self._owner_options)
 
     def _until_it_ends(self, folder: Folder | None, commit: Commit | None, began: float) -> Report:
@@ -196,7 +180,7 @@ class Job:
         while True:
             driver: Driver | None = None
             try:
-                driver = Driver(self.actors, folder, commit, options, len(self._sources), self.progress, self._metrics)
+                driver = Driver(self.actors, folder, commit, options, self.progress, self._metrics)
                 skipped = driver.num_skipped if skipped is None else skipped
                 if self._metrics is not None:
                     self._metrics.before, self._metrics.num_skipped = before, skipped
@@ -222,15 +206,15 @@ class Job:
         """Run to the end. Return what the owners report, and the state hash if it is wanted."""
         options, joined, opened = self.options, None, None
         if self._delta_options is not None and options.deltas is not None:
-            joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
+            joined = JoinedDeltas(options.config.tables, self._delta_options, driver.changed_step)
             opened = partial(open_deltas, options.deltas, joined.schema, driver.changed_step)
         is_committed = None if folder is None else lambda: driver.has_committed
-        with files.opened(self._quarantine, opened, commit is not None, is_committed):
+        with files.open(self._quarantine, opened, commit is not None, is_committed):
             ended = driver.run(files, joined)
         driver.positions.check_stale(options.max_stale)
         state_hash = None
         if options.state_hash or options.out is not None:
-            tables = WholeTables(self._config, [RemoteTables(self.actors, rank) for rank in range(options.shares)])
+            tables = WholeTables(options.config, [RemoteTables(self.actors, rank) for rank in range(options.shares)])
             if options.state_hash:
                 state_hash = tables.hash(driver.global_step)
             if options.out is not None:
@@ -242,7 +226,7 @@ class Job:
     ) -> Report:
         counters, verified = before.plus(driver.counters), driver.verified
         problems = joined_problems([end.problems for end in ended])
-        is_verified = len(verified) == len(self._sources) and all(verified.values())
+        is_verified = len(verified) == len(self.options.sources) and all(verified.values())
         return counters.report(
             time.perf_counter() - began,
             pending=driver.num_accumulated,
@@ -250,7 +234,7 @@ class Job:
             verified=is_verified,
             unverified=None if is_verified else unverified_text(driver.checksums),
             tables=joined_tables([end.tables for end in ended]),
-            learning_rates=ended[0].last_rates if self._config.num_tags else None,
+            learning_rates=ended[0].last_rates if self.options.config.num_tags else None,
             notes=(*counters.notes(driver.first_bad), *driver.notes, *problems),
             skipped=skipped,
             state_hash=state_hash,

@@ -90,7 +90,7 @@ class JobMetrics(MetricsCollector):
             snapshot,
             counters=self.before.plus(snapshot.counters),
             stage_s={**snapshot.stage_s, "read": read_s},
-            share=sum(shares) / len(read) if len(shares) == len(read) else None,
+            fraction=sum(shares) / len(read) if len(shares) == len(read) else None,
             num_skipped=self.num_skipped,
             first_bad=dict(first_bad),
             commit=None if commit is None else measured(*commit),

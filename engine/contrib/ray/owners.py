@@ -16,12 +16,12 @@ from penstock.base.errors import ConfigError, PenstockError, UsageError
 from penstock.checkpoint.store import Commit, Folder
 from penstock.contrib.ray.readers import Place
 from penstock.contrib.shares import frames_of
-from penstock.core.engine_core import Context, EngineCore
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import Context
 from penstock.core.telemetry import MetricsSnapshot
-from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Float32, Frame, FrameRun, Int64
-from penstock.model.learning_rates import LearningRates, Rates
-from penstock.model.options import DeltaOptions
+from penstock.model.learning_rates import LearningRates
+from penstock.model.options import DeltaOptions, JobOptions
 from penstock.model.stats import Counters, TableReport
 from penstock.rows.state_hash import KeyArrays
 
@@ -71,53 +71,34 @@ class Ended:
 class Owner:
     """One share of a job.
 
-    arguments : num_required, reduction, seed and threads of the Engine
-    rates : learning rates by tag
-    deltas : the form of the deltas that ``apply`` returns; None: none are wanted
+    seed : of the rows, of a commit if there is one
     samples : whether snapshots have moments and hot ids; None: none are wanted
-    accelerator : "gpu" or "tpu", of which this process has one to itself; None: any devices
     """
 
-    def __init__(
-        self,
-        config: EmbeddingConfig,
-        share: tuple[int, int],
-        arguments: Mapping[str, Any],
-        rates: Rates,
-        deltas: DeltaOptions | None,
-        samples: bool | None,
-        accelerator: str | None = None,
-    ) -> None:
-        self._config, self._share, self._arguments = config, share, arguments
-        self._rates, self._options = LearningRates(config.num_tags, rates, config.schedules), deltas
-        self._given_rates = rates
-        self._dims, self._samples = {spec.name: spec.dim for spec in config.tables}, samples
-        self._accelerator = accelerator
+    def __init__(self, options: JobOptions, rank: int, seed: int, samples: bool | None) -> None:
+        self._options, self._share, self._seed, self._samples = options, (rank, options.shares), seed, samples
+        config = options.config
+        self._rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
+        self._dims = {spec.name: spec.dim for spec in config.tables}
 
-    def begin(self, folder: str | None, number: int | None, init: str | None) -> Begun | BaseException:
-        """Create the engine anew: from commit ``number`` of a folder, which must be its newest, or from the start.
-
-        init : a folder of tables, for the start. Returns the error if that fails.
-        """
-        try:
-            self._engine: Engine | None = None  # its memory is free before the next one takes some
-            self._check_devices()
-            if number is None:
-                engine = Engine(self._config, share=self._share, **self._arguments)
-                if init is not None:
-                    engine.read_tables(init, learning_rates=self._given_rates)
-            else:
-                assert folder is not None
-                arguments = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
-                engine = Engine.restore(folder, config=self._config, share=self._share, **arguments)
-        except (PenstockError, OSError, MemoryError) as error:
-            return error
+    def begin(self, folder: str | None) -> Begun:
+        """Create the engine anew: from the newest commit of a folder, or from the start."""
+        options, share = self._options, self._share
+        gate = {name: getattr(options, name) for name in ("num_required", "reduction", "threads")}
+        self._engine: Engine | None = None  # its memory is free before the next one takes some
+        self._check_devices()
+        if folder is None:
+            engine = Engine(options.config, share=share, seed=self._seed, **gate)
+            if options.init is not None:
+                engine.read_tables(options.init, learning_rates=options.learning_rates)
+        else:
+            engine = Engine.restore(folder, config=options.config, share=share, **gate)
         self._engine, core = engine, engine.core
         self._error: BaseException | None = None
         self._counters = Counters()
         core.start_counting()
         core.rates = self._rates
-        engine.session.count_into(self._counters)
+        engine.session.ledger.count_into(self._counters)
         engine.watch.counters = self._counters
         if self._samples is not None:
             from penstock.contrib.pages.metrics import Metrics  # needs the extra metrics
@@ -125,9 +106,9 @@ class Owner:
             self._metrics = Metrics(engine)
         if self._samples:
             engine.watch.look_closer()
-        self._deltas = None if self._options is None else Deltas(core, self._options)
-        positions = None if number is None else engine.session.positions.get_state()
-        return Begun(core.global_step, core.changed_step, engine.session.totals.frames, positions)
+        self._deltas = None if options.deltas is None else Deltas(core, DeltaOptions.among(vars(options)))
+        positions = None if folder is None else engine.session.positions.get_state()
+        return Begun(core.global_step, core.changed_step, engine.session.ledger.totals.frames, positions)
 
     def apply(self, stop: Place | None, flush: bool, *parts: Any) -> Applied:
         """Apply the frames of a block in the order of their places, as far as ``stop``; none after an error.
@@ -158,13 +139,10 @@ class Owner:
         done.counters = self._counters.get_state()
         return done
 
-    def write_part(self, folder: str, number: int, attempt: str) -> Commit | BaseException:
+    def write_part(self, folder: str, number: int, attempt: str) -> Commit:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
-        try:
-            with self._current_engine.watch.timed("save"):
-                return self._current_engine.session.write_part(Folder(folder), number, attempt)
-        except (PenstockError, OSError, MemoryError) as error:
-            return error
+        with self._current_engine.watch.timed("save"):
+            return self._current_engine.session.write_part(Folder(folder), number, attempt)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the numbers of this share after the last block."""
@@ -182,17 +160,17 @@ class Owner:
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         """Return ``TableSet.read_rows``."""
-        return self._core.tables.read_rows(name, part, rows)
+        return self._core.tables.table(name).read(rows, part)
 
     # ---- internal
 
     def _check_devices(self) -> None:
         """Raise ConfigError unless jax runs on one accelerator, as requested, or by JAX_PLATFORMS on a CPU."""
-        if self._accelerator is None:
+        if self._options.accelerator is None:
             return
         from penstock.rows.bridge.mesh_selection import default_mesh
 
-        name = self._accelerator.upper()
+        name = self._options.accelerator.upper()
         try:
             devices = list(default_mesh().devices.flat)
         except UsageError as error:
@@ -200,7 +178,7 @@ class Owner:
         platforms = {device.platform for device in devices}
         chips = {str(getattr(device, "coords", device.id)) for device in devices}  # a TPU chip may have two devices
         by_request = platforms == {"cpu"} and os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
-        if not by_request and (platforms != {self._accelerator} or len(chips) != 1):
+        if not by_request and (platforms != {self._options.accelerator} or len(chips) != 1):
             names = ", ".join(sorted(platforms))
             raise ConfigError(
                 f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {names} "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import UsageError
 from penstock.checkpoint.source_positions import Positions
 from penstock.contrib.shares import Router
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Frame, FrameRun
+from penstock.model.options import JobOptions
 from penstock.model.overflows import without_overflows
 
 # The place of a frame in the order of a job: its round, then the number of its source.
@@ -55,58 +55,41 @@ class ReaderPart:
 
 
 class JobReader:
-    """Reads sources ``rank``, ``rank + count``, … of a job.
+    """Reads sources ``rank``, ``rank + count``, … of the readers of a job.
 
-    sources : of the whole job, in order; options : of all of them
-    shares, seed, sums : of ``Router``
+    read : the options of all of them; seed, sums : of ``Router``
     """
 
-    def __init__(
-        self,
-        config: EmbeddingConfig,
-        sources: Sequence[Any],
-        rank: int,
-        count: int,
-        options: ReadOptions,
-        *,
-        shares: int,
-        seed: int,
-        sums: bool,
-    ) -> None:
-        self._own = {number: sources[number] for number in range(rank, len(sources), count)}
+    def __init__(self, options: JobOptions, rank: int, read: ReadOptions, seed: int, sums: bool) -> None:
+        self._own = dict(list(enumerate(options.sources))[rank :: options.readers])
         # A share could not say where a bad row came from: frames are validated before they are routed.
-        self._options = replace(options, merge=None, unvalidated=False)
+        self._options = replace(read, merge=None, unvalidated=False)
         self._alone = sums  # every frame opens the gate
-        self._router = Router(config, shares, seed, sums=sums)
+        self._router = Router(options.config, options.shares, seed, sums=sums)
 
-    def begin(self, positions: Mapping[str, Any] | None) -> dict[int, tuple[str, int]] | BaseException:
+    def begin(self, positions: Mapping[str, Any] | None) -> dict[int, tuple[str, int]]:
         """Begin at some positions, the state of ``Positions``; None: at the start.
 
-        Returns the name of each source, and how many rows of it were skipped.
-
-        Returns the error if a source cannot be read, or is not the one that the positions are of.
+        Returns the name of each source, and how many rows of it were skipped. Raises an error if a source cannot be
+        read, or is not the one that the positions are of.
         """
-        try:
-            self._readers = {n: FrameReader(_single(source), self._options) for n, source in self._own.items()}
-            for reader in self._readers.values():
-                if isinstance(reader.sources[0], SeekableSource):
-                    return UsageError(
-                        f"{reader.sources[0].name}: expected a file, a directory or a stream; a topic or a table with "
-                        "versions is read by one process, outside of a job"
-                    )
-            self._frames = {n: iter(reader) for n, reader in self._readers.items()}
-            self._at = {n: Positions([self._readers[n].sources[0].name]) for n in self._own}
-            if positions is not None:
-                saved = Positions.from_state({**positions, "merge": None})
-                for number, place in self._at.items():
-                    before = saved.of_source(number)
-                    self._readers[number].continued = {0} if before.num_frames else ()
-                    self._readers[number].unchecked = place.unchecked = before.unchecked
-                    before.skip(zip(repeat(0), self._frames[number], strict=False), place)
-                    self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
-            return {n: (reader.sources[0].name, self._at[n].rows) for n, reader in self._readers.items()}
-        except (PenstockError, OSError) as error:
-            return error
+        self._readers = {n: FrameReader(_single(source), self._options) for n, source in self._own.items()}
+        for reader in self._readers.values():
+            if isinstance(reader.sources[0], SeekableSource):
+                raise UsageError(
+                    f"{reader.sources[0].name}: expected a file, a directory or a stream; a topic or a table with "
+                    "versions is read by one process, outside of a job"
+                )
+        self._frames = {n: iter(reader) for n, reader in self._readers.items()}
+        self._at = {n: Positions([self._readers[n].sources[0].name]) for n in self._own}
+        if positions is not None:
+            saved = Positions.from_state({**positions, "merge": None})
+            for number, place in self._at.items():
+                before = saved.of_source(number)
+                self._readers[number].unchecked = place.unchecked = before.unchecked
+                before.skip(zip(repeat(0), self._frames[number], strict=False), place)
+                self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
+        return {n: (reader.sources[0].name, self._at[n].rows) for n, reader in self._readers.items()}
 
     def block(self, stop: int) -> tuple[Any, ...]:
         """Read the rounds up to ``stop``. Return the ReaderPart, the heads with their places, and a batch per share."""

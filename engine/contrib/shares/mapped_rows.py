@@ -18,10 +18,9 @@ from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import Commit, Folder
 from penstock.contrib.shares import WholeTables, mapped_array
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Array, Float32, Int64
 from penstock.rows.key_directory import make_directory
-from penstock.rows.shares import AnyShare, shares_of
+from penstock.rows.shares import shares_of
 from penstock.rows.state_hash import KeyArrays
 
 # Where a row is: the number of its record, and its place there.
@@ -32,20 +31,14 @@ _MISSING = -1
 class MappedShare:
     """The rows of one share of a commit, as ``WholeTables`` reads them.
 
-    folder : of the commit, and of the mapped files, which have no names; part : of the share in the commit
-    specs, shares : of every table, by name
+    folder : of the commit, and of the mapped files, which have no names
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        commit: Commit,
-        part: str,
-        specs: Mapping[str, TableSpec],
-        shares: Mapping[str, AnyShare],
-    ) -> None:
-        self._specs, self._shares, self._seed = specs, shares, commit.contents["seed"]
-        self._scratch, files = Path(folder.path), [file for file in commit.files if file.part == part]
+    def __init__(self, folder: Folder, commit: Commit, config: EmbeddingConfig, rank: int) -> None:
+        parts, self._seed, mod = commit.parts, commit.contents["seed"], config.sharding_strategy == "MOD"
+        self._specs = specs = {spec.name: spec for spec in config.tables}
+        self._shares = shares = shares_of(config.tables, mod, self._seed, rank, len(parts))
+        self._scratch, files = Path(folder.path), [file for file in commit.files if file.part == parts[rank]]
         self._rows: dict[str, list[Float32]] = {name: [] for name in specs}
         self._places = {name: mapped_array(_PLACE, shares[name].num_rows, self._scratch) for name in specs}
         for places in self._places.values():
@@ -107,10 +100,5 @@ class MappedShare:
 
 def mapped_tables(folder: Folder, commit: Commit, config: EmbeddingConfig) -> WholeTables:
     """Return the tables of a commit whose shares committed together."""
-    specs = {spec.name: spec for spec in config.tables}
-    mod, seed, count = config.sharding_strategy == "MOD", commit.contents["seed"], len(commit.parts)
-    mapped = []
-    for rank, part in enumerate(commit.parts):
-        shares = shares_of(specs.values(), mod, seed, rank, count)
-        mapped.append(MappedShare(folder, commit, part, specs, shares))
+    mapped = [MappedShare(folder, commit, config, rank) for rank in range(len(commit.parts))]
     return WholeTables(config, mapped, Path(folder.path))

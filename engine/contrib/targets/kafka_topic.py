@@ -98,7 +98,7 @@ class KafkaTopic(Target):
             self._reader.close()
             self._reader = None
 
-    def _opened(self) -> Any:
+    def _connect(self) -> Any:
         if self._producer is None:
             settings = {"transactional.id": f"penstock-{self._topic.name}", "transaction.timeout.ms": "600000"}
             producer = self._topic.client.Producer(
@@ -112,7 +112,7 @@ class KafkaTopic(Target):
     @contextmanager
     def _transaction(self, new: Stored) -> Iterator[Any]:
         """Give a function that sends a key and a value, in one transaction that ends with the mark."""
-        producer = self._opened()
+        producer = self._connect()
         headers = [(STEP, str(new.version.step).encode())]
 
         def send(key: bytes, value: bytes | None, **place: int) -> None:
@@ -153,7 +153,7 @@ class KafkaTopic(Target):
 
     def _last_mark(self) -> Stored | None:
         """Return what the last mark names, which no other producer can follow from here on without fencing this one."""
-        self._opened()  # ends the transaction of a follower that was killed
+        self._connect()  # ends the transaction of a follower that was killed
         consumer = self._consumer()
         low, high = consumer.get_watermark_offsets(self._topic.at(0, 0), timeout=TIMEOUT_S, cached=False)
         if self._mark is None or self._mark[0] != (low, high):
@@ -195,11 +195,11 @@ class KafkaTopic(Target):
             self._topic.partitions(self._reader)  # there is such a topic, and it may be read
         return self._reader
 
-    def _scan(self, consumer: Any, partition: int, first: int) -> Iterator[Any]:
-        """Yield the messages of a partition from an offset to its present end."""
-        begin = self._topic.at(partition, first)
-        _, high = consumer.get_watermark_offsets(begin, timeout=TIMEOUT_S, cached=False)
-        consumer.assign([begin])
+    def _scan(self, consumer: Any, partition: int, first: int = 0) -> Iterator[Any]:
+        """Yield the messages of a partition from an offset, or from its beginning, to its present end."""
+        low, high = consumer.get_watermark_offsets(self._topic.at(partition, 0), timeout=TIMEOUT_S, cached=False)
+        first = max(first, low)
+        consumer.assign([self._topic.at(partition, first)])
         is_over = first >= high
         while not is_over:
             message = consumer.poll(TIMEOUT_S)
@@ -219,8 +219,7 @@ class KafkaTopic(Target):
         live: set[bytes] = set()
         consumer = self._consumer()
         for partition in self._topic.partitions(consumer):
-            low, _ = consumer.get_watermark_offsets(self._topic.at(partition, 0), timeout=TIMEOUT_S, cached=False)
-            for message in self._scan(consumer, partition, low):
+            for message in self._scan(consumer, partition):
                 if message.value() is None:
                     live.discard(message.key())
                 elif message.key() != MARK:
@@ -229,8 +228,7 @@ class KafkaTopic(Target):
 
     def _check_empty(self, consumer: Any) -> None:
         for partition in self._topic.partitions(consumer):
-            low, high = consumer.get_watermark_offsets(self._topic.at(partition, 0), timeout=TIMEOUT_S, cached=False)
-            if high > low and next(iter(self._scan(consumer, partition, low)), None) is not None:
+            if next(self._scan(consumer, partition), None) is not None:
                 raise StateError(f"{self.name}: holds messages that penstock follow has not written; use another topic")
 
     @contextmanager

@@ -26,7 +26,7 @@ from penstock.io.error_tables import (
     names_of,
     text_of,
 )
-from penstock.io.registry import Library
+from penstock.io.registry import Library, match_uri
 from penstock.serving.flight import Delta
 from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.target import Stored, TableRows, Target, failures
@@ -156,14 +156,8 @@ def rows_key(table: str) -> str:
 
 def _place(uri: str) -> str:
     """Return the address of a URI without credentials and options. Raises UsageError, without any part of it."""
-    match = _URI.fullmatch(uri)
-    if match is None:
-        if not re.search("[@#?]", uri):
-            raise UsageError(f"{uri}: not an address; expected {TARGET.form}")
-        raise UsageError(
-            f"{uri.partition(':')[0]}://…: expected redis://USER:PASSWORD@HOST:PORT/DATABASE; write the characters "
-            "# / ? @ [ ] of a user, a password or an option as %23 %2F %3F %40 %5B %5D"
-        )
+    form = "redis://USER:PASSWORD@HOST:PORT/DATABASE"
+    match = match_uri(_URI, uri, form, "#/?@[]", "a user, a password or an option")
     query = match["query"] or match["options"] or ""
     options = dict(parse_qsl(query, keep_blank_values=True))
     place = (

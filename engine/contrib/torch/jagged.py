@@ -102,7 +102,7 @@ class KeyedTensor:
     keys : sequence of str
         The features.
     tensors : sequence of Tensor
-        Of each feature: shape (batch, dim).
+        Embeddings of each feature: shape (batch, dim).
     """
 
     def __init__(self, keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
@@ -166,7 +166,7 @@ class KeyedTensor:
         Returns
         -------
         list of Tensor
-            Of every group: shape (batch, sum of dims).
+            Embeddings of every group: shape (batch, sum of dims).
         """
         tensors = {key: tensor for each in keyed_tensors for key, tensor in each.to_dict().items()}
         for key in (key for group in groups for key in group if key not in tensors):

@@ -246,7 +246,7 @@ class EmbeddingBag(_SingleTable):
     padding_idx : int or None
         As in torch; the row reads as zeros.
     device, dtype
-        Of the results; ``to`` changes them.
+        Device and type of the results; ``to`` changes them.
     table : str or None
         The table; None: the only one.
     store : Store
@@ -347,7 +347,7 @@ class Embedding(_SingleTable):
     sparse : bool
         Has no effect: a frame contains the rows of the batch only.
     device, dtype
-        Of the results; ``to`` changes them.
+        Device and type of the results; ``to`` changes them.
     table : str or None
         The table; None: the only one.
     store : Store
@@ -388,7 +388,7 @@ class Embedding(_SingleTable):
         Parameters
         ----------
         input : Tensor
-            Of integers, of any shape, on any device.
+            Integers of any shape, on any device.
 
         Returns
         -------

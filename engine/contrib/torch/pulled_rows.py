@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from penstock.base.errors import InputError, UsageError, UsageTypeError
-from penstock.contrib.torch.stores import Block, Float32, Ids, distinct
+from penstock.contrib.torch.stores import Block, Ids, distinct
+from penstock.model.frames import Float32, Int64
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64)
 
@@ -67,7 +67,7 @@ def ids_of(tensor: Any, place: str = "") -> Ids:
     return ids
 
 
-def planned(ids: Mapping[str, Ids]) -> tuple[dict[str, Ids], dict[str, npt.NDArray[np.int64]]]:
+def planned(ids: Mapping[str, Ids]) -> tuple[dict[str, Ids], dict[str, Int64]]:
     """Return the distinct ids of every table, and for each id its index among them."""
     plans = {name: distinct(table_ids) for name, table_ids in ids.items()}
     return {name: plan[0] for name, plan in plans.items()}, {name: plan[1] for name, plan in plans.items()}
@@ -127,20 +127,17 @@ def add_repeated(pulled: Sequence[PulledRows]) -> None:
         for (name, ids), rows in zip(part.ids.items(), by_table, strict=True):
             parts.setdefault(name, []).append((ids, rows))
     for pieces in parts.values():
-        _add_to_first(pieces)
+        if len(pieces) > 1:
+            _add_to_first(pieces)
 
 
 def _add_to_first(pieces: Sequence[tuple[Ids, torch.Tensor]]) -> None:
     """pieces : ids of one table, distinct in each, and their gradients, which change in place"""
-    ids, index = distinct(np.concatenate([piece[0] for piece in pieces]))
+    ids, index, sums = _summed(pieces)
     if len(ids) == len(index):
         return
-    places = torch.from_numpy(index).split([len(piece[0]) for piece in pieces])
-    sums = torch.zeros(len(ids), pieces[0][1].shape[1])
-    for place, (_, rows) in zip(places, pieces, strict=True):
-        sums[place] += rows.to(sums)  # an id occurs once, so the order is that of the forwards
     num_seen = 0
-    for place, (_, rows) in zip(places, pieces, strict=True):
+    for place, (_, rows) in zip(index.split([len(piece[0]) for piece in pieces]), pieces, strict=True):
         is_first = place >= num_seen  # indices count ids in order of first appearance
         rows.copy_(torch.where(is_first[:, None], sums[place], 0.0))
         num_seen += int(is_first.sum())
@@ -148,17 +145,22 @@ def _add_to_first(pieces: Sequence[tuple[Ids, torch.Tensor]]) -> None:
 
 def _merged(blocks: Sequence[Block]) -> list[Block]:
     """Return a block per table: gradients of an id that several forwards pulled are summed in their order."""
-    parts: dict[str, list[tuple[Ids, Float32]]] = {}
+    parts: dict[str, list[tuple[Ids, torch.Tensor]]] = {}
     for block in blocks:
         for name, ids, rows in block.parts():
-            parts.setdefault(name, []).append((ids, rows))
+            parts.setdefault(name, []).append((ids, torch.from_numpy(rows)))
     merged = []
     for name, pieces in parts.items():
-        ids, index = distinct(np.concatenate([piece[0] for piece in pieces]))
-        sums = torch.zeros(len(ids), pieces[0][1].shape[1])
-        sums.index_add_(0, torch.from_numpy(index), torch.from_numpy(np.concatenate([piece[1] for piece in pieces])))
+        ids, _, sums = _summed(pieces)
         merged.append(Block({name: ids}, sums.numpy()))
     return merged
+
+
+def _summed(pieces: Sequence[tuple[Ids, torch.Tensor]]) -> tuple[Ids, torch.Tensor, torch.Tensor]:
+    """Return the distinct ids of pieces, for every id its index among them, and the sums of their gradients."""
+    ids, index = distinct(np.concatenate([piece[0] for piece in pieces]))
+    places, sums = torch.from_numpy(index), torch.zeros(len(ids), pieces[0][1].shape[1])
+    return ids, places, sums.index_add_(0, places, torch.cat([rows.to(sums) for _, rows in pieces]))
 
 
 def _check_finite(block: Block) -> None:

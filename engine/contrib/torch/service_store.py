@@ -20,8 +20,9 @@ import pyarrow as pa
 import penstock.base.forks as forks
 from penstock.base.errors import InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
-from penstock.contrib.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
+from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
 from penstock.io.list_columns import list_column, list_type
+from penstock.model.frames import Float32
 from penstock.model.version import Version
 from penstock.serving.flight import Client
 from penstock.serving.flight.messages import Ack
@@ -153,7 +154,7 @@ class ServiceStore(Store):
         """Send a frame, and wait until it is applied."""
         try:
             with self._lock:
-                producer = self._opened()
+                producer = self._open_producer()
                 waits_for(f"its connection to take frame {self.frames + 1} of '{self.contributor}'")
                 try:
                     producer.send(batches)
@@ -177,7 +178,7 @@ class ServiceStore(Store):
         }
         return pa.RecordBatch.from_pydict(columns)
 
-    def _opened(self) -> Producer:
+    def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
         if self._producer is None:
             name = str(self.contributor)
@@ -260,7 +261,7 @@ class ServiceStore(Store):
     def make_durable(self) -> None:
         def commit() -> None:
             with self._lock:
-                self._opened().wait()
+                self._open_producer().wait()
 
         self._limited(commit, f"a commit with frame {self.frames} of '{self.contributor}'")
 

@@ -44,7 +44,7 @@ class Step:
     modules : torch.nn.Module
         A module of this package, or a model that contains some, all of one store.
     dense_optimizer : torch.optim.Optimizer or None
-        Of the other parameters.
+        Optimizer of the other parameters.
     synchronous : bool or None
         Whether a step waits until the gate has opened, which needs a frame of each other rank. None: if the gate needs
         as many frames as ``torch.distributed`` has ranks.

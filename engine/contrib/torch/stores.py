@@ -12,19 +12,18 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError, listed, unreleased
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
+from penstock.model.frames import Array, Float32, Int64
 from penstock.model.version import Version
 from penstock.pyx.id_table import IdTable
 
 if TYPE_CHECKING:
     from penstock.api.engine import Engine
 
-Ids = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
+Ids = Array
 T = TypeVar("T")
 
 _SAVE_BOTH = "save the engine whenever you save the modules, and restore both"
@@ -87,7 +86,7 @@ class Block(NamedTuple):
             begin += len(ids)
 
 
-def distinct(ids: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
+def distinct(ids: Ids) -> tuple[Ids, Int64]:
     """Return the distinct ids in order of first appearance, and for every id its index among them."""
     table = IdTable(len(ids))
     index = table.insert(ids.view(np.int64))
@@ -162,7 +161,7 @@ class Store(ABC):
             pulled.rows[name][indices] = current.rows[name]
         return pulled._replace(version=current.version)
 
-    def _changed_since(self, ids: Mapping[str, Ids], pulled: Pulled) -> dict[str, npt.NDArray[np.int64]]:
+    def _changed_since(self, ids: Mapping[str, Ids], pulled: Pulled) -> dict[str, Int64]:
         """Return by table the indices of ids that frames of ours contained after they were pulled."""
         frames = [frame for step, frame in self._missed if step > pulled.version.step]
         changed = {}

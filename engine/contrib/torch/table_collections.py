@@ -166,7 +166,7 @@ class EmbeddingBagCollection(_Collection):
     is_weighted : bool
         Whether features have weights; only for sum pooling.
     device, dtype
-        Of the results; ``to`` changes them.
+        Device and type of the results; ``to`` changes them.
     store : Store
         What ``penstock.torch.store`` returns.
 
@@ -219,12 +219,8 @@ class EmbeddingBagCollection(_Collection):
         KeyedTensor
             A feature of several tables is called ``FEATURE@TABLE``, as in torchrec.
         """
-        groups = self._pull(features, self._is_weighted)
-        return self._pooled(groups)
-
-    def _pooled(self, groups: list[_Lookups]) -> KeyedTensor:
         pooled: dict[str, torch.Tensor] = {}
-        for group, lookups in zip(self._groups, groups, strict=True):
+        for group, lookups in zip(self._groups, self._pull(features, self._is_weighted), strict=True):
             bags = functional.embedding_bag(
                 lookups.index,
                 lookups.rows,
@@ -251,7 +247,7 @@ class EmbeddingCollection(_Collection):
         torchrec's EmbeddingConfig, or any object with its attributes ``name``, ``embedding_dim``, ``num_embeddings``
         and ``feature_names``; all of one dim.
     device, dtype
-        Of the results; ``to`` changes them.
+        Device and type of the results; ``to`` changes them.
     need_indices : bool
         Whether results have the ids as their weights, as in torchrec.
     store : Store

@@ -82,10 +82,7 @@ def key_type_hint(vocabulary_size: int, value: int) -> str:
 
 def integer_ids(table: str, ids: Any, flat: bool = False) -> npt.NDArray[Any]:
     """Return ids as an array of integers, of shape (n,) if they must be ``flat``. Raises UsageError."""
-    try:
-        array = as_array(ids)
-    except ValueError as error:
-        raise UsageError(f"table '{table}', ids: {error}") from None
+    array = as_array(ids, f"table '{table}', ids", UsageError)
     exact = exact_integers(ids, array)
     if exact is None or (flat and exact.ndim != 1):
         shapes = (" of shape (n,)", f" of {array.shape}") if flat else ("", "")

@@ -214,7 +214,7 @@ class TableConfig:
         Accepted as in TensorFlow, where only SparseCore reads it.
     dtype : str or dtype
         "float32", "bfloat16" or "int32", or a numpy, jax or TensorFlow dtype of that name. bfloat16: weights of 16
-        bits, which round stochastically (docs/tpu.md); int32 is kept, and not updated.
+        bits, which round stochastically (docs/devices.md); int32 is kept, and not updated.
     dynamic : Dynamic or None
         Ids are any 64-bit keys; None: ids are at least 0 and below ``vocabulary_size``.
     placement : Placement

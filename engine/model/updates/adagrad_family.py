@@ -6,7 +6,7 @@ TensorFlow has classes for the first two; the rest are named like the proto's fi
 from __future__ import annotations
 
 import math
-from dataclasses import InitVar
+from dataclasses import InitVar, dataclass
 
 from penstock.model.updates.optimizer_class import (
     NOT_NEGATIVE,
@@ -174,8 +174,19 @@ class AdagradMomentum(Optimizer):
         return w - ops.rounded(lr * step), (a, m)
 
 
+@dataclass(eq=False, repr=False)
+class _Accumulating(KeywordOptimizer):
+    """The arguments and the slot that TensorFlow's messages of the family have in common."""
+
+    slot_names = ("accumulators",)
+    first_slot_argument = "initial_accumulator_value"
+
+    learning_rate: LearningRate = 0.001
+    initial_accumulator_value: float = 0.1
+
+
 @optimizer_class
-class RowWiseAdagrad(KeywordOptimizer):
+class RowWiseAdagrad(_Accumulating):
     """Adagrad with one accumulator per row: a fraction ``1/dim`` of Adagrad's slot memory.
 
     Parameters
@@ -211,12 +222,7 @@ class RowWiseAdagrad(KeywordOptimizer):
 
     parameters_field = "row_wise_adagrad"
     zero_is_no_op = True
-    slot_names = ("accumulators",)
-    first_slot_argument = "initial_accumulator_value"
     limits = ranges(initial_accumulator_value=POSITIVE)
-
-    learning_rate: LearningRate = 0.001
-    initial_accumulator_value: float = 0.1
 
     @staticmethod
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
@@ -229,7 +235,7 @@ class RowWiseAdagrad(KeywordOptimizer):
 
 
 @optimizer_class
-class BoundedAdagrad(KeywordOptimizer):
+class BoundedAdagrad(_Accumulating):
     """Adagrad with an upper bound on each step and on the accumulator.
 
     Parameters
@@ -271,12 +277,8 @@ class BoundedAdagrad(KeywordOptimizer):
     parameters_field = "bounded_adagrad"
     zero_is_no_op = True
     doubt = "only comments on its fields are public"
-    slot_names = ("accumulators",)
-    first_slot_argument = "initial_accumulator_value"
     limits = ranges(initial_accumulator_value=POSITIVE, max_var_update=NOT_NEGATIVE, max_accumulator=NOT_NEGATIVE)
 
-    learning_rate: LearningRate = 0.001
-    initial_accumulator_value: float = 0.1
     update_accumulator_first: bool = True
     max_var_update: float = 0.0
     max_accumulator: float = 0.0
@@ -298,7 +300,7 @@ class BoundedAdagrad(KeywordOptimizer):
 
 
 @optimizer_class
-class ProximalAdagrad(KeywordOptimizer):
+class ProximalAdagrad(_Accumulating):
     """Adagrad with a proximal step for l1 and l2 regularization.
 
     Parameters
@@ -335,12 +337,8 @@ class ProximalAdagrad(KeywordOptimizer):
     """
 
     parameters_field = "proximal_adagrad"
-    slot_names = ("accumulators",)
-    first_slot_argument = "initial_accumulator_value"
     limits = ranges(initial_accumulator_value=POSITIVE, l1=NOT_NEGATIVE, l2=NOT_NEGATIVE)
 
-    learning_rate: LearningRate = 0.001
-    initial_accumulator_value: float = 0.1
     l1: float = 0.0
     l2: float = 0.0
 
@@ -354,7 +352,7 @@ class ProximalAdagrad(KeywordOptimizer):
 
 
 @optimizer_class
-class MDLAdagradLight(KeywordOptimizer):
+class MDLAdagradLight(_Accumulating):
     """MDL Adagrad light, which can be loaded and saved, but not run: its formula is not public.
 
     Parameters
@@ -389,10 +387,7 @@ class MDLAdagradLight(KeywordOptimizer):
 
     parameters_field = "mdl_adagrad_light"
     slot_names = ("accumulators", "weights", "benefits")
-    first_slot_argument = "initial_accumulator_value"
 
-    learning_rate: LearningRate = 0.001
-    initial_accumulator_value: float = 0.1
     l2: float = 0.0
     lr_power: float = 0.0
     min_servable_mdl_benefit: float = 0.0

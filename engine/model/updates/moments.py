@@ -8,7 +8,7 @@ equations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import InitVar
+from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
 from penstock.model.updates.optimizer_class import (
@@ -83,8 +83,23 @@ class Momentum(KeywordOptimizer):
         return w - ops.rounded(lr * step), (m,)
 
 
+@dataclass(eq=False, repr=False)
+class _MeanSquares(KeywordOptimizer):
+    """The arguments of both forms of RMSProp."""
+
+    first_slot_argument = "initial_ms_value"
+    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
+    advised = ranges(momentum=SHARE)
+
+    learning_rate: LearningRate = 0.001
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    initial_ms_value: float = 1.0
+
+
 @optimizer_class
-class RMSProp(KeywordOptimizer):
+class RMSProp(_MeanSquares):
     """RMSProp: divide each step by the root of a moving average of squared gradients.
 
     Parameters
@@ -124,15 +139,6 @@ class RMSProp(KeywordOptimizer):
 
     parameters_field = "rms_prop"
     slot_names = ("ms", "mom")
-    first_slot_argument = "initial_ms_value"
-    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
-    advised = ranges(momentum=SHARE)
-
-    learning_rate: LearningRate = 0.001
-    rho: float = 0.9
-    momentum: float = 0.0
-    epsilon: float = 1e-7
-    initial_ms_value: float = 1.0
 
     @staticmethod
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
@@ -145,7 +151,7 @@ class RMSProp(KeywordOptimizer):
 
 
 @optimizer_class
-class CenteredRMSProp(KeywordOptimizer):
+class CenteredRMSProp(_MeanSquares):
     """RMSProp that divides by an estimate of the gradient's standard deviation.
 
     Parameters
@@ -185,15 +191,6 @@ class CenteredRMSProp(KeywordOptimizer):
 
     parameters_field = "centered_rms_prop"
     slot_names = ("ms", "mom", "mg")
-    first_slot_argument = "initial_ms_value"
-    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
-    advised = ranges(momentum=SHARE)
-
-    learning_rate: LearningRate = 0.001
-    rho: float = 0.9
-    momentum: float = 0.0
-    epsilon: float = 1e-7
-    initial_ms_value: float = 1.0
 
     @staticmethod
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:

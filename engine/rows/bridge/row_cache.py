@@ -2,7 +2,7 @@
 
 A victim is a row that the use does not need: the one whose next use is farthest, where an unknown next use is farther
 than every known one; among equals the one whose last use is oldest; then the one with the smallest mix.
-docs/placement.md states the rule. Victims among the keys of a dynamic table are chosen in pyx/keys/victims.pyx.
+docs/placement.md states the rule. Victims among the keys of a dynamic table are chosen in pyx/keys/shard_decisions.pyx.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class RowCache:
         return self._row[places]
 
     def foresee(self, rows: Int64) -> None:
-        """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet."""
+        """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet.
+
+        What is foreseen decides which rows stay on the devices, and changes no bit. So uses may remain unforeseen.
+        """
         self._num_foreseen += 1
         positions = self._reserve(len(rows))
         self._ahead[0, positions - self._origin] = rows

@@ -157,7 +157,7 @@ class Stack:
     def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of each id of a table, and its row there, counted as rows of that table's lines."""
         table = self.tables[member]
-        devices, rows = table.place(ids)
+        devices, rows = table.locate(ids)
         rows += np.int32(self.first_lines[member] * table.line.group)
         return devices, rows
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.base.integrations import KERNELS
 
-# Those that a caller may ask for, in the order of docs/tpu.md.
+# Those that a caller may ask for, in the order of docs/devices.md.
 VARIANTS = ("auto", "xla", "pallas", "sparsecore", "host")
 
 

@@ -6,9 +6,7 @@ decides what to dispatch when, and from which host memory; the Stack (stacking.p
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +19,7 @@ from jax.sharding import Mesh
 from penstock.base.integrations import KERNELS
 from penstock.model.frames import Float32, Int64, UInt32
 from penstock.rows.bridge import programs
-from penstock.rows.bridge.backend_tables import quoted, row_ids
+from penstock.rows.bridge.backend_tables import parts_of, quoted, row_ids
 from penstock.rows.bridge.dispatcher import Dispatcher
 from penstock.rows.bridge.packing import Packer, Routing
 from penstock.rows.bridge.program_cache import Programs, compiler_of
@@ -215,8 +213,8 @@ class XlaTables:
             self._dispatcher.submit(reader, partial(self._write, reader, member, block_ids, block, programs.NEW_ROWS))
             first += len(block)
 
-    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        reader = self._writing(member)
+    def put(self, member: int, ids: Int64, rows: Float32) -> None:
+        reader, parts = self._writing(member), parts_of(rows, self.layouts[member])
 
         def write() -> None:
             for part, values in enumerate(parts):
@@ -285,18 +283,6 @@ class XlaTables:
         for name, size, line in needed:
             self._program(name, "warm-up", size, line)
         return len(needed)
-
-    def prepare_thread(self) -> None:
-        """Put a number on a device: a thread's first operation opens /dev/urandom for XLA's random numbers.
-
-        On a prepared thread a step opens no file, so it cannot fail halfway for lack of a descriptor.
-        """
-        try:
-            jax.device_put(np.zeros(1, np.float32)).block_until_ready()
-        except (ValueError, RuntimeError) as error:
-            if "random_device" not in str(error):
-                raise
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
 
 def _flat(answers: jax.Array) -> Float32:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -21,7 +20,7 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import ServiceError, UsageError, UsageTypeError, listed
 from penstock.base.validation import whole
 from penstock.model.config.id_ranges import integer_ids
-from penstock.model.frames import Float32
+from penstock.model.frames import Array, Float32
 from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.connection import Connection
 from penstock.serving.flight.messages import DIMS, LOOKUP, decoded, encoded, received
@@ -85,7 +84,7 @@ def _names(tables: tuple[str, ...]) -> pa.Array:
     return pa.array(tables, pa.utf8())
 
 
-def _joined(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _joined(arrays: Mapping[str, Array]) -> Array:
     """Return the ids of all tables, as int64 if it holds them all, else as uint64. Those of one table are no copy."""
     if len(arrays) == 1 and (array := next(iter(arrays.values()))).dtype == np.int64:
         return array

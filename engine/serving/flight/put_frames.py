@@ -22,7 +22,7 @@ class ArrowStream(Protocol):
 
 Frame: TypeAlias = ArrowStream | Sequence[ArrowStream]
 
-# The size of one message: the service reads one while the producer writes the next (docs/performance.md).
+# The size of one message: the service reads one while the producer writes the next.
 MESSAGE_BYTES = 2 << 20
 
 _EXPECTED = "expected a frame: a record batch or table with rows, or a list of them"

@@ -73,7 +73,7 @@ class Follower:
     Parameters
     ----------
     client : Client
-        Of the service (``penstock.io.flight.connect``).
+        Client of the service (``penstock.io.flight.connect``).
     target : Target
         The store.
     patience_s : float

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.base.errors import CapacityError, StateError, TargetError
 from penstock.pyx.row_reads import StepWords
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.header import (
     DESCRIPTION_BEGIN,
     FAILED,

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.base.forks as forks
@@ -25,11 +23,10 @@ from penstock.base.errors import PenstockError, StateError, TargetError, listed,
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
+from penstock.model.frames import Array, Float32
 from penstock.model.version import Version
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.serving.flight import Client, Delta
-
-Float32 = npt.NDArray[np.float32]
 
 # The key and the number of the format of what targets store, and the key of versions that were never released.
 KEY, FORMAT, UNRELEASED_KEY = "penstock.target", 1, "format"
@@ -198,9 +195,9 @@ class TableRows(NamedTuple):
     """
 
     table: str
-    ids: npt.NDArray[Any]
+    ids: Array
     rows: Float32
-    removed: npt.NDArray[Any]
+    removed: Array
 
 
 class Target(ABC):

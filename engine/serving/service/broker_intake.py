@@ -57,18 +57,14 @@ class BrokerIntake:
     def _run(self, partition: Partition) -> None:
         try:
             self._read(partition)
-        except ServiceError as error:  # the service ends, and has reported why
-            if not self._sequencer.is_closing:
-                self._fail(error)
         except BaseException as error:
-            self._fail(error)
+            # Else the service ends, and has reported why.
+            if not (isinstance(error, ServiceError) and self._sequencer.is_closing):
+                self.error = self.error or error
+                self._over.set()
+                self._on_failure()
         finally:
             partition.close()
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
-        self._over.set()
-        self._on_failure()
 
     def _read(self, partition: Partition) -> None:
         acked: deque[Ack] = deque(maxlen=1)

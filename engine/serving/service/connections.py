@@ -17,17 +17,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote
 
 from penstock.base.filesystem import atomic_files, descriptors
 from penstock.serving.service.limits import Limits
 
+if TYPE_CHECKING:
+    from penstock.serving.service.auth import AdmittedCall
+
 # The time that a connection has for its first admitted call.
 FIRST_CALL_S = 10.0
 CHECK_EVERY_S = 0.5
-# The share of the process's descriptors that connections may use.
-SHARE = 0.75
+# The fraction of the process's descriptors that connections may use.
+FRACTION = 0.75
 # How long to wait for a descriptor while connections have all of them, and the pause between two attempts.
 DESCRIPTOR_WAIT_S, DESCRIPTOR_PAUSE_S = 30.0, 0.05
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
@@ -66,25 +69,13 @@ def wait_for_descriptors() -> None:
     atomic_files.operations = _WaitingOperations()
 
 
-class Call(Protocol):
-    """A call in progress. idle_since_s : since when it waits for a request; None: it does not wait
-
-    ends_at_s : when its connection is closed
-    """
-
-    idle_since_s: float | None
-
-    @property
-    def ends_at_s(self) -> float: ...
-
-
 @dataclass
 class _Connection:
     """One connection. since_s : when it was found, or its last call ended; was_admitted : whether any call was"""
 
     since_s: float
     was_admitted: bool = False
-    calls: set[Call] = field(default_factory=set)
+    calls: set[AdmittedCall] = field(default_factory=set)
 
     @property
     def ends_at_s(self) -> float:
@@ -101,7 +92,7 @@ class Connections:
     """The connections of one port. Report every admitted call to ``begin_call`` and ``end_call``, with its peer."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most = max(1, min(limits.connections, int(SHARE * descriptors.limit())))
+        self._most = max(1, min(limits.connections, int(FRACTION * descriptors.limit())))
         self._idle_s = limits.idle_s
         self._lock = threading.Lock()
         self._known: dict[Peer, _Connection] = {}
@@ -120,13 +111,13 @@ class Connections:
         self._thread = threading.Thread(target=self._run, name="penstock-connections", daemon=True)
         self._thread.start()
 
-    def begin_call(self, peer: str, call: Call) -> None:
+    def begin_call(self, peer: str, call: AdmittedCall) -> None:
         with self._lock:
             connection = self._known.setdefault(_peer_of(peer), _Connection(time.monotonic()))
             connection.was_admitted = True
             connection.calls.add(call)
 
-    def end_call(self, peer: str, call: Call) -> None:
+    def end_call(self, peer: str, call: AdmittedCall) -> None:
         with self._lock:
             connection = self._known[_peer_of(peer)]
             connection.calls.discard(call)
@@ -193,7 +184,7 @@ class _Sockets:
 
     @contextmanager
     def open_on(self, port: int) -> Iterator[dict[Peer, int]]:
-        """Yield the descriptors of connections to a port, by peer. Call ``shut_down`` within the block."""
+        """Yield the descriptors of connections to a port, by peer. AdmittedCall ``shut_down`` within the block."""
         with self._lock:
             try:
                 descriptors = {}

@@ -12,17 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from penstock.api.deltas import Deltas
+from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, ServiceError
 from penstock.model.options import DeltaOptions
 from penstock.model.version import ANEW
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from penstock.api.engine import Engine
 
 # How often a waiting reader is checked for having disconnected.
 CHECK_S = 1.0

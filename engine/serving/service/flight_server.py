@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -31,14 +31,12 @@ from penstock.serving.flight.messages import (
     path_of,
 )
 from penstock.serving.service.auth import ADMISSION, CallAdmission, Certificates, Right
-from penstock.serving.service.connections import when_free
-from penstock.serving.service.lookup_streams import LookupAnswers, request_schema
-from penstock.serving.service.put_streams import Producers
-from penstock.serving.service.sequencer import Sequencer
-from penstock.serving.service.subscriptions import Answer, Readers
+from penstock.serving.service.lookup_streams import request_schema
+from penstock.serving.service.subscriptions import Answer
 
 if TYPE_CHECKING:
-    from penstock.api.engine import Engine
+    from penstock.serving.service.replica import ReplicaService
+    from penstock.serving.service.server import Service
 
 RIGHTS = {"status": Right.READ, "explain": Right.READ, "position": Right.PUT}  # of other actions: to operate
 ACTIONS = {
@@ -51,24 +49,6 @@ ACTIONS = {
 }
 
 
-class Answering(Protocol):
-    """What every server has to know of its service. lookups : answers those of one stream"""
-
-    lookups: Callable[[], LookupAnswers]
-    wants_to_end: threading.Event
-
-    def status(self) -> dict[str, Any]: ...
-
-
-class EngineService(Answering, Protocol):
-    """What the server of an engine has to know in addition."""
-
-    engine: Engine
-    sequencer: Sequencer
-    producers: Producers
-    readers: Readers
-
-
 class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server that answers errors in one line, actions and the lists of its actions and flights.
 
@@ -77,22 +57,20 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
 
     actions: Mapping[str, str]
 
-    def __init__(self, service: Answering, address: Address, tls: Certificates, admission: CallAdmission) -> None:
+    def __init__(
+        self, service: Service | ReplicaService, address: Address, tls: Certificates, admission: CallAdmission
+    ) -> None:
         self._service = service
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
-    def _prepare(self) -> None:
-        """Prepare the thread of a call."""
-
     @contextmanager
     def _serving(self, context: Any, *rights: Right) -> Iterator[None]:
-        """Serve an admitted call in the block, on a thread that may be new. rights : that the caller's role needs"""
+        """Serve an admitted call in the block. rights : that the caller's role needs"""
         with _answering():
             call = context.get_middleware(ADMISSION)
             call.set_peer(context.peer())
             for right in rights:
                 call.check(right)
-            when_free(self._prepare)
             yield
 
     def _act(self, kind: str, body: Any) -> dict[str, Any]:
@@ -137,10 +115,7 @@ class FlightServer(AnsweringServer):
     """The Flight server of a service. It listens once it is constructed."""
 
     actions = ACTIONS
-    _service: EngineService
-
-    def _prepare(self) -> None:
-        self._service.engine.core.tables.prepare_thread()
+    _service: Service
 
     # ---- gradients and deltas
 
@@ -176,7 +151,6 @@ class FlightServer(AnsweringServer):
             """Write deltas until the producer's stream ends."""
             ticket = {DELTAS: {"since": str(since), "follow": True}}
             try:
-                when_free(self._service.engine.core.tables.prepare_thread)
                 for batch, _ in self._service.readers.get(ticket, over.is_set).messages:
                     with writing:
                         writer.write_batch(batch)

@@ -46,12 +46,9 @@ class Listener:
         self.connections = Connections(limits)
         self.admission = CallAdmission(tokens, limits.calls, self.connections)
         try:
-            self._server = create(address, tls, self.admission)
-        except BaseException as error:
+            self._server = self._listening(address, tls)
+        except BaseException:
             self.connections.close()
-            if isinstance(error, pa.ArrowException | flight.FlightError | OSError):
-                reason = " ".join(str(error).split())[:200]
-                raise ListenError(f"cannot listen at {address.uri}: {reason}; is it taken?") from error
             raise
         self.address = Address(address.host, self._server.port, address.tls)
         self.connections.watch(self._server.port)
@@ -69,15 +66,20 @@ class Listener:
         if tls == self._tls:
             return False
         self._leave()
-        until_s = time.monotonic() + CUT_S
+        self._server, self._tls = self._listening(self.address, tls, time.monotonic() + CUT_S, " again"), tls
+        return True
+
+    def _listening(
+        self, address: Address, tls: Certificates, until_s: float = 0.0, again: str = ""
+    ) -> flight.FlightServerBase:
+        """Return a server. until_s : how long to try, by the monotonic clock; again : for the message"""
         while True:
             try:
-                self._server, self._tls = self._create(self.address, tls, self.admission), tls
-                return True
+                return self._create(address, tls, self.admission)
             except (pa.ArrowException, flight.FlightError, OSError) as error:
                 if time.monotonic() >= until_s:
                     reason = " ".join(str(error).split())[:200]
-                    raise ListenError(f"cannot listen at {self.address.uri} again: {reason}; is it taken?") from error
+                    raise ListenError(f"cannot listen at {address.uri}{again}: {reason}; is it taken?") from error
             time.sleep(REBIND_PAUSE_S)
 
     def _leave(self) -> None:

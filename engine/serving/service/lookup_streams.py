@@ -11,25 +11,23 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.api.engine import Engine
+from penstock.api.live_reads import LiveReads
 from penstock.base.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
-from penstock.serving.service.connections import Call
+from penstock.serving.service.auth import AdmittedCall
 from penstock.serving.service.limits import Limits
 from penstock.serving.service.sequencer import Sequencer
 from penstock.serving.shared.table_reader import Reader
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
-    from penstock.api.live_reads import LiveReads
 
 Ids = npt.NDArray[Any]
 # How long a consistent request waits if it does not say.
@@ -131,7 +129,7 @@ class LookupAnswers:
         self._schema = pa.schema([("row", self._row)], {DIMS: encoded(self._dims)})
         self._columns: tuple[str, ...] = ()  # of the requests
 
-    def answer_all(self, reader: Any, writer: Any, call: Call) -> None:
+    def answer_all(self, reader: Any, writer: Any, call: AdmittedCall) -> None:
         """Answer all requests of a call.
 
         Raises InputError if the columns are others, ServiceError if the service ends.
@@ -221,7 +219,7 @@ def checked_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> tuple[str, 
     return tuple(name for name in ("table", "ids") if name in names)
 
 
-def _chunks(reader: Any, call: Call) -> Iterator[Any]:
+def _chunks(reader: Any, call: AdmittedCall) -> Iterator[Any]:
     while True:
         call.idle_since_s = time.monotonic()
         try:

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
 from penstock.base.errors import InputError, ServiceError, UsageError
 from penstock.base.events import FrequentEvent, report
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
-from penstock.core.engine_core import Context
+from penstock.core.observers import Context
 from penstock.model.frames import Frame, FrameRun
 from penstock.model.learning_rates import LearningRates
 from penstock.model.stats import Counters
 from penstock.serving.flight.messages import Ack, PutRequest
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.streams import Stream, Streams
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Sequencer(CommitListener):
         self._in_flight, self._next_commit = threading.Event(), threading.Event()
         engine.core.start_counting()
         engine.core.rates = rates
-        engine.session.count_into(self.counters)
+        engine.session.ledger.count_into(self.counters)
         self._commits: CommitSession | None = None
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
@@ -133,9 +131,11 @@ class Sequencer(CommitListener):
             stream.next = number
             if self.streams.skips(stream):
                 return
+            tally = stream.tally
             if reason is not None:
                 self.counters.dropped[reason] += 1
-            self.streams.pass_over(stream, reason)
+                tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
+            self.streams.count(stream, tally)
             if self._commits is not None:
                 self._commits.frame_counted()
             self.streams.acknowledge(stream)
@@ -274,7 +274,7 @@ class Sequencer(CommitListener):
             self._fail(pushed.full)
             self._check_open()  # raises
         taken = pushed.frame
-        self.streams.count(stream, taken, pushed.is_stale)
+        self.streams.count(stream, stream.tally.plus(taken, pushed.is_stale))
         if pushed.is_stale:
             sender = taken.contributor if stream.contributor is None else stream.contributor
             self._stale_event.report(contributor=sender, step=taken.local_step, global_step=step)

@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import penstock
+from penstock.api.engine import Engine
 from penstock.base.events import report
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.partitions.broker_partition import Partition
@@ -28,9 +29,6 @@ from penstock.serving.service.lookup_streams import EngineRows, LookupAnswers, L
 from penstock.serving.service.put_streams import Producers
 from penstock.serving.service.sequencer import Saving, Sequencer
 from penstock.serving.service.subscriptions import Readers
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 class Service:
@@ -66,7 +64,7 @@ class Service:
         patience_s: float = 60.0,
     ) -> None:
         limits = limits or Limits()
-        self.engine, self.limits = engine, limits
+        self.engine = engine
         self.wants_to_end = threading.Event()
         self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None, last=last)
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
@@ -133,7 +131,7 @@ class Service:
     def _counts(self) -> dict[str, int]:
         """Return the counts of producers and callers."""
         return {
-            "producers": self.sequencer.streams.num_producers,
+            "producers": len(self.sequencer.streams.producers),
             "streams": self.sequencer.streams.num_open,
             "queued_rows": self.producers.budget.num_rows,
             "queued_bytes": self.producers.budget.num_bytes,

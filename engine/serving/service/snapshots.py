@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, UsageError
 from penstock.model.frames import Int64
 from penstock.serving.flight.messages import encoded
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.sequencer import Sequencer
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 BLOCK_BYTES = 4 << 20
 # How often a table is read that changes faster than its deltas are retained, before its reader gets an error.
@@ -158,12 +156,4 @@ def _of_table(delta: pa.RecordBatch, name: str) -> pa.RecordBatch:
 
 def _as_rows(delta: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows of one table in a delta with the schema of its rows."""
-    lists, dim = delta.column("row"), schema.field("row").type.list_size
-    absent = np.asarray(lists.is_null())
-    values = np.zeros((len(lists), dim), np.float32)
-    values[~absent] = lists.flatten().to_numpy().reshape(-1, dim)
-    mask = pa.array(absent) if absent.any() else None
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), dim, mask=mask)
-    columns: list[Any] = [delta.column("id").cast(schema.field("id").type), rows]
-    columns += [delta.column("last")] if "last" in schema.names else []
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays([delta.column(field.name).cast(field.type) for field in schema], schema=schema)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from penstock.api.engine import Engine
 from penstock.base.errors import InputError, UsageError
 from penstock.checkpoint.source_positions import Tally
-from penstock.model.frames import Frame
 from penstock.model.version import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 @dataclass(eq=False)
@@ -106,17 +102,13 @@ class Streams:
         return len(self._open)
 
     @property
-    def producers(self) -> Iterable[str]:
-        """Return the names of all producers whose frames were counted."""
+    def producers(self) -> Mapping[str, int]:
+        """Return the positions of all producers whose frames were counted, by name."""
         return self._positions.producers
-
-    @property
-    def num_producers(self) -> int:
-        return len(self._positions.producers)
 
     def position(self, contributor: str) -> int:
         """Return the number of a producer's frames that were applied."""
-        return self._positions.producers.get(contributor, 0)
+        return self.producers.get(contributor, 0)
 
     def durable_position(self, contributor: str) -> int:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
@@ -181,16 +173,15 @@ class Streams:
                 "need different names"
             )
 
-    def count(self, stream: Stream, frame: Frame, was_stale: bool) -> None:
-        """Count a frame that was applied or dropped as stale."""
-        self._count(stream, stream.tally.plus(frame, was_stale))
-
-    def pass_over(self, stream: Stream, reason: str | None) -> None:
-        """Count a number without a frame. reason : of a frame that was dropped as a whole"""
-        tally = stream.tally
-        if reason is not None:
-            tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
-        self._count(stream, tally)
+    def count(self, stream: Stream, tally: Tally) -> None:
+        """Count the next number of a stream. tally : the counts of the stream with it"""
+        stream.next += 1
+        stream.tally = tally
+        if stream.contributor is not None:
+            self._positions.producers[stream.contributor] = stream.position
+            self._positions.tallies[stream.contributor] = tally
+            if stream.creation is not None:
+                self._positions.creations[stream.contributor] = stream.creation
 
     def acknowledge(self, stream: Stream) -> None:
         """Acknowledge all frames of a stream so far, if there is no checkpoint to wait for."""
@@ -216,15 +207,6 @@ class Streams:
 
     # ---- inside
 
-    def _count(self, stream: Stream, tally: Tally) -> None:
-        stream.next += 1
-        stream.tally = tally
-        if stream.contributor is not None:
-            self._positions.producers[stream.contributor] = stream.position
-            self._positions.tallies[stream.contributor] = tally
-            if stream.creation is not None:
-                self._positions.creations[stream.contributor] = stream.creation
-
     def _first(self, request: PutRequest) -> int:
         """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""
         name, first = request.contributor, request.first
@@ -246,7 +228,7 @@ class Streams:
 
     def _check_room(self, name: str) -> None:
         """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
-        if name not in self._positions.producers and self.num_producers >= self._most:
+        if name not in self.producers and len(self.producers) >= self._most:
             raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
 
     def _now(self) -> ServicePosition:

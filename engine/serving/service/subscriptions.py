@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from penstock.api.engine import Engine
 from penstock.base.errors import UsageError
 from penstock.model.version import Version
 from penstock.serving.flight.messages import DELTAS, START, TABLE, VERSION
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.sequencer import Sequencer
 from penstock.serving.service.snapshots import Messages, TableSnapshots
-
-if TYPE_CHECKING:
-    from penstock.api.engine import Engine
 
 
 class Answer(NamedTuple):

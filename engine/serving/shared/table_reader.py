@@ -30,7 +30,6 @@ from penstock.rows.shared.header import (
     HISTORY_BEGIN,
     MOST_BYTES,
     WORDS_BEGIN,
-    Description,
     HeaderHistory,
     TableLayout,
     unpacked,
@@ -85,7 +84,7 @@ class Reader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = place("path", path)
         self._reopening, self._process = threading.Lock(), forks.this_process
-        self._tables: _Generation | None = _opened(self._path)
+        self._tables: _Generation | None = _open_generation(self._path)
         self._looked_s = time.monotonic()
 
     def __repr__(self) -> str:
@@ -260,7 +259,7 @@ class Reader:
                 self._reopening, self._process = threading.Lock(), forks.this_process
             with self._reopening:
                 if self._tables is generation:
-                    self._tables = generation = _opened(self._path)
+                    self._tables = generation = _open_generation(self._path)
                 return self._tables or generation
         if state == FAILED:
             raise StateError(f"{self._path}: a step of its writer failed half way; start the writer again")
@@ -285,23 +284,32 @@ class _ClosedError(Exception):
 class _Generation:
     """The files of one generation, mapped.
 
-    stat, header : of the header's file, and its memory; arrays : name of a file → its bytes
-    Raises StateError if the layout of a table does not fit its files.
+    stat : of the header's file
+    Raises StateError if a file is not as the header describes it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        description: Description,
-        stat: os.stat_result,
-        header: npt.NDArray[np.uint8],
-        arrays: Mapping[str, npt.NDArray[np.uint8]],
-    ) -> None:
-        self._path, self.description, self.stat = path, description, stat
-        self.words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
-        self._history = HeaderHistory(header)
+    def __init__(self, path: Path) -> None:
+        with open_regular(path / HEADER) as file:
+            data, self.stat = file.read(DESCRIPTION_BEGIN + MOST_BYTES), os.fstat(file.fileno())
+            self._path, self.description = path, unpacked(data, path / HEADER)
+            header = np.frombuffer(mmap.mmap(file.fileno(), DESCRIPTION_BEGIN, access=mmap.ACCESS_READ), np.uint8)
+        if self.description.boot != boot_id():
+            raise NoTablesError(
+                f"{path}: its tables were written before this machine started, or on another one; start their writer "
+                "again"
+            )
+        self.words, self._history = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64)), HeaderHistory(header)
+        arrays = {}
+        for name, num_bytes in self.description.files.items():
+            with open_regular(path / name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != num_bytes:
+                    raise StateError(
+                        f"{path / name}: {size:,} bytes, expected {num_bytes:,}: truncated, or of another header"
+                    )
+                arrays[name] = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
         try:
-            self.tables = {table.name: self._reads(table, arrays) for table in description.tables}
+            self.tables = {table.name: self._reads(table, arrays) for table in self.description.tables}
         except (ValueError, OverflowError) as error:
             raise StateError(f"{path / HEADER}: damaged: {error}") from None
 
@@ -339,11 +347,11 @@ class _Generation:
         deadline.check(reason)
 
 
-def _opened(path: Path) -> _Generation:
+def _open_generation(path: Path) -> _Generation:
     """Open the current generation. Raises StateError, and OSError for files that cannot be read."""
     for attempt in range(_ATTEMPTS):
         try:
-            return _mapped(path)
+            return _Generation(path)
         except FileNotFoundError as error:
             # The files of a header that has just lost its name.
             if attempt == _ATTEMPTS - 1 or os.path.basename(str(error.filename)) == HEADER:
@@ -355,24 +363,3 @@ def _opened(path: Path) -> _Generation:
                 errno.EACCES, "the shared tables belong to another user, who alone may read them", str(error.filename)
             ) from None
     raise AssertionError("unreachable")
-
-
-def _mapped(path: Path) -> _Generation:
-    with open_regular(path / HEADER) as file:
-        data, stat = file.read(DESCRIPTION_BEGIN + MOST_BYTES), os.fstat(file.fileno())
-        description = unpacked(data, path / HEADER)
-        header = np.frombuffer(mmap.mmap(file.fileno(), DESCRIPTION_BEGIN, access=mmap.ACCESS_READ), np.uint8)
-    if description.boot != boot_id():
-        raise NoTablesError(
-            f"{path}: its tables were written before this machine started, or on another one; start their writer again"
-        )
-    arrays = {}
-    for name, num_bytes in description.files.items():
-        with open_regular(path / name) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != num_bytes:
-                raise StateError(
-                    f"{path / name}: {size:,} bytes, expected {num_bytes:,}: truncated, or of another header"
-                )
-            arrays[name] = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-    return _Generation(path, description, stat, header, arrays)

@@ -16,7 +16,7 @@ from penstock.model.frames import Float32, Int64
 from penstock.model.version import Version
 from penstock.pyx import update
 from penstock.pyx.row_keys import RowKeys, num_words
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.shared.header import KeyFile, TableLayout
 
@@ -36,7 +36,7 @@ class SharedTable(NamedTuple):
     num_rows : int
         The number of ids, or of rows for keys at first.
     id_type : {"int64", "uint64"}
-        Of the keys.
+        Type of the keys.
     has_keys : bool
         Whether ids are keys.
     absent : InitialRows
@@ -245,9 +245,9 @@ class _Rows:
 
     def __init__(self, folder: SharedFolder, spec: SharedTable) -> None:
         self.spec, name, num_rows = spec, spec.name, spec.num_rows
-        plan = update.Plan("sgd", {}, (0.0,), spec.dim, num_rows, 1, False, num_rows, 1, False, name=name)
-        self._floats = folder.allocate("rows", plan.end, np.float32)
-        self._step = update.Step([plan], [self._floats])
+        rule = update.TableRule("sgd", {}, dim=spec.dim, vocabulary_size=num_rows, rows_per_shard=num_rows, name=name)
+        self._floats = folder.allocate("rows", rule.end, np.float32)
+        self._step = update.Step([rule], [self._floats])
         counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint64)
         self._step.count_pages([counters.reshape(_THREADS, -1)])
         self.keys: RowKeys | None = None
@@ -265,9 +265,9 @@ class _Rows:
             mod=False,
             rows_per_shard=num_rows,
             shards_per_part=1,
-            row_floats=plan.row_floats,
-            first_float=plan.first_float,
-            first_page=plan.first_page,
+            row_floats=rule.row_floats,
+            first_float=rule.first_float,
+            first_page=rule.first_page,
             rows=(folder.name(self._floats),),
             pages=(folder.name(counters),),
             id_type=spec.id_type,

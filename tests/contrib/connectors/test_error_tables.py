@@ -19,7 +19,7 @@ import pytest
 import penstock as ps
 import penstock.serving.flight.connection as connection
 from penstock.base.errors import PenstockError
-from penstock.cli.main import exit_code
+from penstock.cli.main import judged
 from penstock.io import patience
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, UNLISTED
 from penstock.io.sources.source_kinds import source_kinds
@@ -355,7 +355,7 @@ def check(run, code, exhausted, lines):
     with pytest.raises(PenstockError) as raised:
         run()
     error, text = raised.value, str(raised.value)
-    assert exit_code(error) == (exhausted if code is None else code), text
+    assert judged(error)[0] == (exhausted if code is None else code), text
     retries = [line for line in lines if line.startswith("retrying ")]
     if code is None:
         assert text.endswith(f"; retried for {PATIENCE_S:g} s (patience)")
@@ -443,7 +443,7 @@ def test_an_object_store_that_refuses_a_source_is_a_mistake_of_the_caller(code, 
     monkeypatch.setattr("penstock.io.sources.opening.filesystem_of", lambda text: (fs, "bucket/log.arrow"))
     with pytest.raises(PenstockError) as raised:
         ps.Engine(config()).run(f"s3://key:{SECRET}@bucket/log.arrow")
-    assert exit_code(raised.value) == (code or 3)
+    assert judged(raised.value)[0] == (code or 3)
     assert str(raised.value).startswith("s3://bucket/log.arrow: ")
     assert SECRET not in str(raised.value)
     assert OBJECT_STORE_ERRORS.row(error).advice in str(raised.value)

@@ -6,7 +6,8 @@ import pytest
 from brokers import ListedMessages, message_of
 
 import penstock as ps
-from penstock.core.engine_core import EngineCore, StepObserver
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import StepObserver
 from penstock.io.partitions.partition_source import PartitionSource
 
 ROWS, DIM = 20, 2

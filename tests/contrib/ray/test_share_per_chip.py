@@ -18,6 +18,7 @@ import penstock as ps
 from penstock.contrib.ray import Job
 from penstock.contrib.ray.cluster import started
 from penstock.contrib.ray.owners import Owner
+from penstock.model.options import JobOptions
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
@@ -103,10 +104,10 @@ def test_an_accelerator_that_a_job_cannot_give_is_refused(logs, options, problem
 def test_an_owner_whose_jax_has_no_such_accelerator_says_so(monkeypatch):
     """Without JAX_PLATFORMS, jax on a CPU is a mistake."""
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    owner = Owner(config_of(), (1, 2), {"seed": 0}, {}, None, None, "gpu")
-    error = owner.begin(None, None, None)
-    assert isinstance(error, ps.ConfigError)
-    assert re.match(r"share 1: expected one GPU, and jax has 1 devices of platform cpu there; install jax", str(error))
+    owner = Owner(JobOptions(config_of(), [], shares=2, accelerator="gpu"), 1, 0, None)
+    wanted = "share 1: expected one GPU, and jax has 1 devices of platform cpu there; install jax"
+    with pytest.raises(ps.ConfigError, match=f"^{wanted}"):
+        owner.begin(None)
 
 
 def test_an_owner_whose_jax_cannot_use_its_accelerator_says_so(monkeypatch):
@@ -115,9 +116,9 @@ def test_an_owner_whose_jax_cannot_use_its_accelerator_says_so(monkeypatch):
 
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(jax, "local_devices", local_devices)
-    error = Owner(config_of(), (0, 2), {"seed": 0}, {}, None, None, "tpu").begin(None, None, None)
-    assert isinstance(error, ps.ConfigError)
-    assert str(error).endswith("expected one TPU: jax finds no device: Unable to initialize backend 'tpu': no chip")
+    wanted = "expected one TPU: jax finds no device: Unable to initialize backend 'tpu': no chip"
+    with pytest.raises(ps.ConfigError, match=f"{wanted}$"):
+        Owner(JobOptions(config_of(), [], shares=2, accelerator="tpu"), 0, 0, None).begin(None)
 
 
 def test_processes_without_ray_each_see_one_chip_and_together_have_all_rows(tmp_path):

@@ -51,7 +51,7 @@ def batch_of(runs, names=NAMES, kind="list", codes=np.int32, steps=True, first_i
 
 
 def read(batch):
-    return coded_tables(resolve(batch.schema, "x"), OPTIONS.sizes).read(batch)
+    return coded_tables(resolve(batch.schema, "x", OPTIONS), OPTIONS.sizes).read(batch)
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,7 +120,7 @@ def test_batches_that_do_not_fit_take_the_general_decoder(column, values):
 def test_schemas_that_do_not_fit_take_the_general_decoder(changes):
     batch = batch_of([(0, 1, 0, 5)])
     batch = pa.record_batch(dict(zip(batch.schema.names, batch.columns, strict=True)) | changes)
-    assert coded_tables(resolve(batch.schema, "x"), OPTIONS.sizes) is None
+    assert coded_tables(resolve(batch.schema, "x", OPTIONS), OPTIONS.sizes) is None
 
 
 def test_each_batch_may_have_another_dictionary():
@@ -131,7 +131,7 @@ def test_each_batch_may_have_another_dictionary():
 
 
 def test_a_dictionary_of_the_same_place_and_length_in_later_memory_is_read_anew():
-    columns = coded_tables(resolve(batch_of([(0, 300, 0, 5)]).schema, "x"), OPTIONS.sizes)
+    columns = coded_tables(resolve(batch_of([(0, 300, 0, 5)]).schema, "x", OPTIONS), OPTIONS.sizes)
     for number in range(40):  # each takes the memory that the one before has freed
         name = "ac"[number % 2]
         (run,) = columns.read(batch_of([(0, 300, 0, 5)], names=[name])).tables

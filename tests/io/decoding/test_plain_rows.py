@@ -31,7 +31,7 @@ def batch(rows, steps=False, id_type=INT64):
 
 
 def is_plain(batch_of_rows: pa.RecordBatch) -> bool:
-    columns = plain_columns(resolve(batch_of_rows.schema, "x"), "t", OPTIONS.sizes)
+    columns = plain_columns(resolve(batch_of_rows.schema, "x", OPTIONS), "t", OPTIONS.sizes)
     return columns is not None and columns.read(batch_of_rows) is not None
 
 
@@ -89,7 +89,7 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     if place == "id":
         ids = with_bitmap(range(num_rows), bits, INT64)
     rows_batch = pa.record_batch({"id": ids, "gradient": gradient}).slice(first)
-    columns = plain_columns(resolve(rows_batch.schema, "x"), "t", OPTIONS.sizes)
+    columns = plain_columns(resolve(rows_batch.schema, "x", OPTIONS), "t", OPTIONS.sizes)
     seen = columns.read(rows_batch)
     holes = rows_batch.column("id").null_count + rows_batch.column("gradient").null_count
     # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.

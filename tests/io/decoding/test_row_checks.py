@@ -8,6 +8,7 @@ from accumulate import add, is_valid
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_checks import REASONS, find_bad_rows
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import resolve
@@ -24,7 +25,9 @@ ROWS = st.lists(st.tuples(IDS, st.lists(VALUES, min_size=DIM, max_size=DIM)), mi
 def test_both_judge_every_row_alike(rows):
     gradient = pa.array([values for _, values in rows], pa.list_(pa.float32(), DIM))
     batch = pa.record_batch({"id": pa.array([row_id for row_id, _ in rows]), "gradient": gradient})
-    (decoded,) = decode_rows(Batch("x", batch, 0, 0), resolve(batch.schema, "x"), "t", None).row_batches
+    (decoded,) = decode_rows(
+        Batch("x", batch, 0, 0), resolve(batch.schema, "x", ReadOptions({})), "t", None
+    ).row_batches
     assert not decoded.may_be_bad({"t": (VOCABULARY, DIM)})
     codes = find_bad_rows(decoded, {"t": (VOCABULARY, DIM)})
     ids, grads = decoded.ids, np.array(gradient.to_pylist(), np.float32)

@@ -82,18 +82,3 @@ def test_a_table_config_stores_16_bits_as_the_text_configuration_does(tmp_path):
     rows = ps.Engine(config).lookup("user", range(50)).view(np.uint32)
     assert not (rows & 0xFFFF).any()
     assert config.table("user").storage_dtype == "bfloat16"
-
-
-def test_a_run_over_an_ipc_file_continues_with_the_frames_that_it_began_with(tmp_path):
-    batches = [log("id", "gradient").select(["id", "gradient"]).slice(start, 2) for start in (0, 2, 4)]
-    (tmp_path / "log.arrow").write_bytes(stream(batches, make=pa.ipc.new_file))
-    tables = ps.EmbeddingConfig.from_tables([ps.TableConfig(50, 2, optimizer=ps.SGD(0.1), name="user")])
-    whole = ps.Engine(tables)
-    assert whole.run(tmp_path / "log.arrow", contribution_rows="batch").frames == 3
-    first = ps.Engine(tables)
-    first.run(tmp_path / "log.arrow", contribution_rows="batch", checkpoint=tmp_path / "c", limit=2)
-    with pytest.raises(ps.InputError, match="frames need 'step', or --contribution-rows N"):
-        ps.Engine(tables).run(tmp_path / "log.arrow")
-    resumed = ps.Engine.restore(tmp_path / "c")
-    assert resumed.run(tmp_path / "log.arrow", checkpoint=tmp_path / "c", resume=True).frames == 1
-    assert resumed.state_hash() == whole.state_hash()

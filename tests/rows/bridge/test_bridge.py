@@ -22,7 +22,7 @@ from penstock.rows.bridge.mesh_selection import make_mesh
 from penstock.rows.bridge.program_cache import Programs
 from penstock.rows.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.rows.bridge.stacking import Stack
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 
 DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["host", "xla"])
@@ -167,7 +167,7 @@ def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, variant, 
 def test_every_id_has_its_own_place(vocabulary, devices, mod, ids):
     layout = Layout("t", vocabulary, 4, 0, devices, mod)
     ids = np.unique(np.array(ids) % vocabulary)
-    devices_of, rows = layout.place(ids)
+    devices_of, rows = layout.locate(ids)
     assert len(set(zip(devices_of.tolist(), rows.tolist(), strict=True))) == len(ids)
     assert rows.max() < layout.rows_per_device
 

@@ -211,7 +211,7 @@ def test_a_resumed_engine_that_cannot_keep_the_variant_reports_it(monkeypatch, t
     assert report.variants == {"a": "xla", "b": "xla"}
     resumed, failed = report.notes
     assert resumed.startswith("tables updated by 'pallas' (jax ")
-    assert resumed.endswith(") now (a, b): bits agree only to the bound between variants (docs/tpu.md)")
+    assert resumed.endswith(") now (a, b): bits agree only to the bound between variants (docs/devices.md)")
     assert "canary" in failed
     assert sorted(warnings_in(caplog)) == sorted(report.notes)
     assert report.device_problems == 2

@@ -76,14 +76,14 @@ class _Scanner:
     """A walk over the tokens of a text, along the fields of its message."""
 
     def __init__(self, tokens: list[tuple[str, int]], fields: Scan) -> None:
-        self.tokens, self.fields, self.position = tokens, fields, 0
+        self.tokens, self.fields, self.index = tokens, fields, 0
 
     def peek(self) -> str:
-        return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
+        return self.tokens[self.index][0] if self.index < len(self.tokens) else ""
 
     def take(self) -> tuple[str, int]:
-        self.position += 1
-        return self.tokens[self.position - 1] if self.position <= len(self.tokens) else ("", 0)
+        self.index += 1
+        return self.tokens[self.index - 1] if self.index <= len(self.tokens) else ("", 0)
 
     def message(self, kind: Any, prefix: str) -> None:
         """Scan the fields up to the end of a message; ``kind`` is None inside an unknown field."""

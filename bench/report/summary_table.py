@@ -1,6 +1,6 @@
-"""README's table of figures: ``python -m penstock.bench.report.readme_table RESULT.json [--write README.md]``.
+"""The table of figures: ``python -m penstock.bench.report.summary_table RESULT.json [--write docs/performance.md]``.
 
-With --write it replaces the text between the two markers; a test compares README with the result in bench/results/.
+With --write it replaces the text between the two markers; a test compares the page with the result in bench/results/.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.bench.cases import KINDS
 from penstock.bench.contestants import DISCARDED, OURS, REPLAY, STATIC
 from penstock.bench.workloads import WORKLOADS
 
-BEGIN = "<!-- penstock.bench.report.readme_table: begin -->\n"
-END = "<!-- penstock.bench.report.readme_table: end -->\n"
+BEGIN = "<!-- penstock.bench.report.summary_table: begin -->\n"
+END = "<!-- penstock.bench.report.summary_table: end -->\n"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",
@@ -108,7 +108,7 @@ def main() -> int:
             args.write.write_text(written(args.write.read_text(), table))
     except (OSError, ValueError, KeyError, TypeError) as error:
         kind = f"{args.result} is no result of penstock bench: " if isinstance(error, KeyError | TypeError) else ""
-        print(f"penstock.bench.report.readme_table: {kind}{error}", file=sys.stderr)
+        print(f"penstock.bench.report.summary_table: {kind}{error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,0 +1,113 @@
+"""The pictures of README.md and the site: ``python docs/pictures.py`` writes them to docs/pictures/; a test compares.
+
+The plots show results of bench/results/; those of ``penstock bench`` are in docs/plots/. A diagram has its own
+background, dark where the reader's system is, so that it is readable on any page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+
+from penstock.bench.tpu.results_page import read_page
+from penstock.contrib.pages.svg import Bar, bars, standalone
+
+FOLDER = Path(__file__).with_suffix("")
+RESULTS = FOLDER.parents[1] / "bench" / "results"
+STYLE = """
+.card{fill:#f7f9fb}.box{fill:#fff;stroke:#7b8794}.ours{fill:#1b6ca8}.line{stroke:#7b8794;fill:none;stroke-width:1.6}
+.head{fill:#7b8794}.ink{fill:#1f2933}.pale{fill:#5b6773}.white{fill:#fff}text{font:14px sans-serif;text-anchor:middle}
+.small{font-size:12px}
+@media(prefers-color-scheme:dark){.card{fill:#14181d}.box{fill:#1c2229}.ink{fill:#dde3ea}.pale{fill:#98a4b0}}
+""".replace("\n", "")
+
+
+def text(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}">{html.escape(words)}</text>'
+
+
+def box(x: float, y: float, width: float, name: str, note: str = "", ours: bool = False) -> str:
+    """Return a box of height 46 whose upper left corner is at (x, y). ours : a part of penstock"""
+    middle = x + width / 2
+    rect = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="46" rx="6" class="{"ours" if ours else "box"}"/>'
+    name_y = y + (20 if note else 28)
+    below = text(middle, y + 37, note, f"small {'white' if ours else 'pale'}") if note else ""
+    return rect + text(middle, name_y, name, "white" if ours else "ink") + below
+
+
+def arrow(*points: tuple[float, float]) -> str:
+    """Return a line through the points, with a head at the last one."""
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    (x0, y0), (x1, y1) = points[-2:]
+    dx, dy = (x1 > x0) - (x1 < x0), (y1 > y0) - (y1 < y0)
+    head = [(x1, y1), (x1 - 8 * dx - 4 * dy, y1 - 8 * dy - 4 * dx), (x1 - 8 * dx + 4 * dy, y1 - 8 * dy + 4 * dx)]
+    corners = " ".join(f"{x:g},{y:g}" for x, y in head)
+    return f'<polyline points="{path}" class="line"/><polygon points="{corners}" class="head"/>'
+
+
+def picture(width: int, height: int, title: str, parts: list[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
+        f'<rect width="{width}" height="{height}" rx="10" class="card"/>' + "\n".join(["", *parts, "</svg>", ""])
+    )
+
+
+def gradient() -> str:
+    """Return the path of a gradient: from the workers to the tables and what leaves them."""
+    sources, results, middle = (24, 84, 144), (24, 84, 144), 107
+    stages = [("validate", "every row"), ("sum", "by id"), ("gate", "N frames"), ("optimizer", "once per row")]
+    parts = [box(20, y, 122, *words) for y, words in zip(sources, SOURCES, strict=True)]
+    parts += [box(670, y, 194, *words) for y, words in zip(results, OUTPUTS, strict=True)]
+    parts += [arrow((142, y + 23), (166, y + 23), (166, middle), (196, middle)) for y in sources]
+    parts += [text(81, 207, "as Arrow", "small pale")]
+    for number, (name, note) in enumerate(stages):
+        x = 196 + 114 * number
+        parts.append(box(x, 84, 96, name, note, ours=True))
+        if number:
+            parts.append(arrow((x - 18, middle), (x, middle)))
+    parts += [arrow((634, middle), (650, middle), (650, y + 23), (670, y + 23)) for y in results]
+    parts += [arrow((244, 130), (244, 160)), text(244, 177, "a bad row: an error,", "small pale")]
+    parts += [text(244, 193, "nothing of its frame counts", "small pale")]
+    parts += [arrow((472, 130), (472, 160)), text(472, 177, "stale frames: dropped,", "small pale")]
+    parts += [text(472, 193, "and counted", "small pale")]
+    return picture(884, 216, "Workers send gradients as Arrow; penstock updates the tables", parts)
+
+
+def faults() -> str:
+    """Plot the cases of each kind of injected fault."""
+    results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
+    shown = [Bar(r["name"], r["cases"], f"{r['cases']:,}, {r['failed']} failed") for r in results]
+    return standalone(bars(shown, "cases (log scale)", 10.0, True))
+
+
+def tpu_steps() -> str:
+    """Plot the bytes that a compiled step moves per line, by generation: XLA's program next to our kernel."""
+    shown = []
+    for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
+        xla, ours = (
+            float(row["× floor"])
+            for variant in ("xla", "pallas")
+            for row in read_page(RESULTS / "tpu-matrix.md")
+            if [row[name] for name in ("generation", "optimizer", "dim", "variant")]
+            == [generation, "Adam", "128", variant]
+        )
+        shown.append(Bar(generation, xla, f"{xla:.2f}", mark=ours))
+    label = "bytes moved per line ÷ the least that Adam needs, dim 128, 4,096 lines"
+    return standalone(bars(shown, label, legend=("XLA's program", "our kernel")))
+
+
+SOURCES = [("workers", "over Flight"), ("topics", "Kafka, NATS"), ("files, queries", "polars, Delta")]
+OUTPUTS = [
+    ("tables", "on TPU, GPU or CPU"),
+    ("checkpoints, deltas", "stores, Parquet"),
+    ("report", "and a hash of the state"),
+]
+PICTURES = {"gradient": gradient, "faults": faults, "tpu_steps": tpu_steps}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, draw in PICTURES.items():
+        (FOLDER / f"{name}.svg").write_text(draw())
