@@ -65,7 +65,7 @@ class SavedState:
             unread[name][rows] = False
             differs = np.zeros(len(rows), bool)
             for part, values in enumerate(parts):
-                differs |= (tables.table(name).read(rows, part).view(np.int32) != values.view(np.int32)).any(axis=1)
+                differs |= (tables.read_rows(name, part, rows).view(np.int32) != values.view(np.int32)).any(axis=1)
             if differs.any():
                 rows, parts = _selected(rows, parts, differs)
                 tables.set_stored_rows(name, rows, dict(enumerate(parts)))

@@ -63,8 +63,7 @@ def add(command: Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     check_columns(args.columns)
-    if args.report is not None:
-        check_writable(args.report)
+    check_writable(args.report)
     if source_kind(args.path) is None and is_checkpoint(args.path):
         check_is_stream(args, "checkpoint")
         with trusting(place_of(args.path)):

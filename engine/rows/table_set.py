@@ -203,6 +203,14 @@ class TableSet:
             reports[name] = CacheReport(places, moved.hits, moved.up, moved.down, moved_bytes, 1000 * moved.waited_s)
         return reports
 
+    def foresee(self, name: str, rows: Int64) -> None:
+        """Announce one more use of a cached table: an application of its optimizer, after those announced before.
+
+        rows : the local rows that it updates, distinct, int64 (n,)
+        Announcements decide which rows stay on the devices, and change no bit. So uses may remain unannounced.
+        """
+        self.cached[name].cache.foresee(rows)
+
     def forget_foreseen(self) -> None:
         """Withdraw the announcements of uses that have not happened yet, of all cached tables."""
         for table in self.cached.values():
@@ -324,6 +332,10 @@ class TableSet:
         """Return the local rows of a dynamic table in the order of the state hash, int64 (n,), and its key arrays."""
         state = self.dynamic[name].directory.state(expired=False)
         return state["row"].astype(np.int64), self.dynamic[name].key_arrays()
+
+    def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
+        """Return one part of local rows, float32 (n, floats of the part)."""
+        return self.table(name).read(rows, part)
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return the local rows of ids, int64 (n,); the keys of a dynamic table are returned as int64.

@@ -254,7 +254,7 @@ class Client:
                 # The service has ended in order, and may be back.
                 patience.wait(ServiceError(f"{self.connection.uri}: the service has ended"))
             except (flight.FlightError, pa.ArrowException, OSError) as error:
-                self.connection.recover(error, patience)
+                patience.wait(self.connection.lost(error))
 
     def table(self, name: str) -> TableAt:
         """Fetch a table, with all rows of one step.

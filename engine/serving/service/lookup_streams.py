@@ -24,7 +24,7 @@ from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
-from penstock.serving.service.auth import AdmittedCall
+from penstock.serving.service.connections import Call
 from penstock.serving.service.limits import Limits
 from penstock.serving.service.sequencer import Sequencer
 from penstock.serving.shared.table_reader import Reader
@@ -129,7 +129,7 @@ class LookupAnswers:
         self._schema = pa.schema([("row", self._row)], {DIMS: encoded(self._dims)})
         self._columns: tuple[str, ...] = ()  # of the requests
 
-    def answer_all(self, reader: Any, writer: Any, call: AdmittedCall) -> None:
+    def answer_all(self, reader: Any, writer: Any, call: Call) -> None:
         """Answer all requests of a call.
 
         Raises InputError if the columns are others, ServiceError if the service ends.
@@ -148,7 +148,10 @@ class LookupAnswers:
         try:
             options = _options(chunk.app_metadata)
             lookup = self._parsed(chunk.data)
-            self._check_size(lookup)
+            size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
+            if size > self._limits.message_bytes:
+                most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
+                raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
             rows = self._rows.look_up(lookup.ids, *options)
         except (InputError, UsageError, ReadTimeoutError) as error:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
@@ -183,13 +186,6 @@ class LookupAnswers:
             return Lookup(dict.fromkeys(self._dims, ids), None)
         return _by_table(columns["table"], ids)
 
-    def _check_size(self, lookup: Lookup) -> None:
-        """Raise InputError if the answer is too large."""
-        size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
-        if size > self._limits.message_bytes:
-            most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
-            raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
-
     def _column(self, rows: list[Float32]) -> pa.Array:
         """Return the rows of several tables as one column."""
         if len(rows) == 1:
@@ -219,7 +215,7 @@ def checked_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> tuple[str, 
     return tuple(name for name in ("table", "ids") if name in names)
 
 
-def _chunks(reader: Any, call: AdmittedCall) -> Iterator[Any]:
+def _chunks(reader: Any, call: Call) -> Iterator[Any]:
     while True:
         call.idle_since_s = time.monotonic()
         try:

@@ -241,35 +241,3 @@ def test_every_producer_of_a_service_that_a_full_table_ends_gets_the_line_that_n
     for line in (str(cause.value), str(in_flight.value)):
         assert "table 'user': no room for 1 of 2 new keys: 1 of 2 rows are in use; set a larger vocabulary_size" in line
         assert "\n" not in line
-
-
-def test_a_killed_service_resumes_with_the_same_keys(tmp_path):
-    config_of(ALL_POLICIES, rows=32).save(tmp_path / "c.pbtxt")
-    saving = ("--checkpoint", tmp_path / "c", "--every", 4, "--resume", "--delta-last", "--json")
-    with Process(tmp_path / "c.pbtxt", *saving) as service, connect(service.uri, patience_s=HANG_S) as client:
-        client.put(FRAMES[:22], "w0")
-        with client.producer("w0", first=23) as producer:
-            for each in FRAMES[22:37]:
-                producer.send(each)
-            until(lambda: client.status()["committed_step"] > 22)
-            service.process.kill()
-            service.wait()
-            again = Process(tmp_path / "c.pbtxt", *saving, "--listen", service.uri)
-            for each in FRAMES[37:45]:
-                producer.send(each)
-    with again, connect(again.uri, patience_s=HANG_S) as client:
-        snapshot = client.table("user")
-        reader = Reader(snapshot.version.step)
-        reader.rows, reader.last = (
-            rows_of(snapshot),
-            dict(zip(snapshot.keys.tolist(), snapshot.last.tolist(), strict=True)),
-        )
-        assert reader.rows == physical(replayed(FRAMES[: snapshot.version.step]))
-        client.put(FRAMES[45:], "w0")
-        for delta in client.deltas(snapshot.version):
-            reader.follow(delta.batches)
-        client.drain()
-        code, out, err = again.wait()
-    assert reader.rows == physical(replayed(FRAMES))
-    assert code == 0, err
-    assert f'"state_hash": "{replayed(FRAMES).state_hash()}"' in out

@@ -300,6 +300,7 @@ def test_a_text_log_has_a_line_per_event_whatever_a_producer_is_called(config, t
     assert sum(" stale_frame contributor=" in line for line in lines) == 1
 
 
+@pytest.mark.sampled("error-events1")
 @pytest.mark.parametrize(("level", "events"), [("warning", {"stale_frame"}), ("error", set())])
 def test_the_log_has_the_level_that_is_asked_for(level, events, config):
     flags = ["--log-level", level] if level != "warning" else []

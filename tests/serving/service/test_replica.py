@@ -34,8 +34,8 @@ def follow(service, store):
 
 
 @contextmanager
-def replica_of(store, **arguments):
-    service = ReplicaService(ps.Reader(store.path), LOOPBACK, **arguments)
+def replica_of(reader, **arguments):
+    service = ReplicaService(reader, LOOPBACK, **arguments)
     try:
         yield service
     finally:
@@ -45,7 +45,7 @@ def replica_of(store, **arguments):
 def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service, client_of(service) as client:
         follow(service, store)
-        with replica_of(store) as replica, client_of(replica) as reading:
+        with replica_of(ps.Reader(store.path)) as replica, client_of(replica) as reading:
             for end in (1, 5, 30):
                 client.put(FRAMES[:end], "w0", first=1)
                 follow(service, store)  # by another follower each time, so that there are new files
@@ -80,14 +80,10 @@ def test_rows_read_while_a_follower_continues_in_another_epoch_are_not_named_aft
         return rows
 
     reader._read = overtaken
-    service = ReplicaService(reader, LOOPBACK)
-    try:
-        with client_of(service) as reading:
-            answer = reading.lookup({"item": [3]}, consistent=True)
-            assert (answer.version.epoch, answer["item"].tolist()) == ("second", [[1, 1]])
-    finally:
-        assert service.close(0)
-        writer.close()
+    with replica_of(reader) as service, client_of(service) as reading:
+        answer = reading.lookup({"item": [3]}, consistent=True)
+        assert (answer.version.epoch, answer["item"].tolist()) == ("second", [[1, 1]])
+    writer.close()
 
 
 @pytest.mark.parametrize(("item", "method"), [((4, 4), "lookup"), ((2, 8), "table")])
@@ -107,23 +103,19 @@ def test_tables_that_change_while_they_are_read_are_read_again(item, method, tmp
         return lookup(*arguments, **options)
 
     reader.lookup = changed
-    service = ReplicaService(reader, LOOPBACK)
-    try:
-        with client_of(service) as reading:
-            if method == "lookup":
-                answer = reading.lookup({"item": [3], "user": [1]})
-                assert (answer["item"].tolist(), answer["user"].shape) == ([[3.0] * 4], (1, 2))
-            else:
-                assert reading.table("item").rows.tolist() == [[3.0] * 2] * 8
-    finally:
-        assert service.close(0)
-        writer.close()
+    with replica_of(reader) as service, client_of(service) as reading:
+        if method == "lookup":
+            answer = reading.lookup({"item": [3], "user": [1]})
+            assert (answer["item"].tolist(), answer["user"].shape) == ([[3.0] * 4], (1, 2))
+        else:
+            assert reading.table("item").rows.tolist() == [[3.0] * 2] * 8
+    writer.close()
 
 
 def test_a_replica_refuses_everything_but_reads_in_one_line(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)
-        with replica_of(store) as replica, client_of(replica, patience_s=0.1) as reading:
+        with replica_of(ps.Reader(store.path)) as replica, client_of(replica, patience_s=0.1) as reading:
             for call, problem in [
                 (lambda: reading.put(FRAMES[:1], "w0", first=1), "a replica takes no gradients"),
                 (lambda: list(reading.deltas()), "the ticket: expected table, got deltas"),
@@ -144,7 +136,7 @@ def test_a_replica_needs_the_token(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)
         tokens = {b"s3cret": Role.READER, b"pr0ducer": Role.PRODUCER}
-        with replica_of(store, tokens=tokens) as replica:
+        with replica_of(ps.Reader(store.path), tokens=tokens) as replica:
             refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
             with client_of(replica, token="", patience_s=0.1) as reading, refused:
                 reading.lookup({"item": [1]})

@@ -195,19 +195,6 @@ def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
 # ---- the start
 
 
-def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, config, capsys):
-    listen = f"grpc://127.0.0.1:{free_port()}"
-    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
-    follow = ("follow", listen, "--into", f"parquet:{tmp_path / 'rows'}", "--once")
-    with Process(*serve) as service:
-        assert outcome(capsys, *follow)[0] == 0
-        service.end(signal.SIGKILL)
-    with Process(*serve), connect(listen) as client:
-        push(client, FRAMES[:3])
-        code, done, text = outcome(capsys, *follow)
-        assert (code, done and done["step"]) == (0, 3), text
-
-
 def test_a_start_commits_no_row_again(tmp_path):
     folder = tmp_path / "c"
     with serving(folder) as service, client_of(service) as client:
@@ -245,7 +232,7 @@ def test_a_start_that_cannot_commit_is_exit_6(tmp_path, config, capsys, monkeypa
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Folder, "name", full)
+    monkeypatch.setattr(Folder, "publish_commit", full)
     code, _, text = outcome(capsys, "serve", config, "--checkpoint", tmp_path / "c", "--resume")
     assert (code, text.count("\n")) == (6, 1), text
     assert "cannot write: no space left on device" in text

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from cli import TWO_TABLES, error_line, frame
+from cli import TWO_TABLES, frame
 from ipc import write
 from limits import in_thread
 from services import Process, free_port
@@ -16,7 +16,6 @@ import penstock as ps
 from penstock.cli import main
 from penstock.rows.shared.header import HeaderHistory
 from penstock.serving.flight import connect
-from penstock.serving.shared.table_writer import SharedWriter
 
 
 @pytest.fixture
@@ -54,19 +53,6 @@ def test_a_resumed_replay_shares_the_commit(job, tmp_path, capsys):
     assert (reader.version.step, reader.durable_step) == (4, 4)
     assert main([*words, "--resume"]) == 0
     assert (reader.version.step, reader.durable_step) == (10, 10)
-
-
-def test_a_folder_in_use_is_exit_5(job, tmp_path, capsys):
-    writer = SharedWriter(tmp_path / "shared")
-    line = error_line(capsys, 5, "replay", *job, "--shared", tmp_path / "shared")
-    assert "another program writes the shared tables of this folder; stop it first" in line
-    writer.close()
-
-
-def test_tables_on_devices_are_refused(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    line = error_line(capsys, 4, "replay", *job, "--shared", tmp_path / "shared")
-    assert "table user, item: its rows are not in the host's memory" in line
 
 
 def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):

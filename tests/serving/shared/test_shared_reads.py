@@ -113,30 +113,24 @@ def test_rows_of_one_step_are_waited_for_no_longer_than_the_timeout(tmp_path):
     assert reader.lookup({"t": [3]}, consistent=True).version.step == 1
 
 
-def test_a_step_that_failed_half_way_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "error", "change"),
+    [
+        ("apply", RuntimeError, lambda engine: engine.apply({"t": ([3], np.ones((1, 2)))})),
+        ("set_rows", KeyboardInterrupt, lambda engine: engine.load_parameters("t", np.ones((1, 2)), ids=[4])),
+    ],
+    ids=["step", "load"],
+)
+def test_a_step_or_a_load_that_failed_half_way_is_refused(method, error, change, tmp_path, monkeypatch):
     engine = engine_of(shared=tmp_path, rows=10)
     reader = ps.Reader(tmp_path)
 
     def fail(*arguments):
-        raise RuntimeError("a broken kernel")
+        raise error
 
-    monkeypatch.setattr(engine.core.tables, "apply", fail)
-    with pytest.raises(RuntimeError, match="a broken kernel"):
-        engine.apply({"t": ([3], np.ones((1, 2)))})
-    with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
-        reader.lookup("t", [3])
-
-
-def test_a_load_that_fails_half_way_is_refused(tmp_path, monkeypatch):
-    engine = engine_of(shared=tmp_path, rows=10)
-    reader = ps.Reader(tmp_path)
-
-    def fail(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine.core.tables, "set_rows", fail)
-    with pytest.raises(KeyboardInterrupt):
-        engine.load_parameters("t", np.ones((1, 2)), ids=[4])
+    monkeypatch.setattr(engine.core.tables, method, fail)
+    with pytest.raises(error):
+        change(engine)
     with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
         reader.lookup("t", [3])
 
