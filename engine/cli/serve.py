@@ -199,7 +199,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     service = ReplicaService(reader, access.address, limits=_limits(args), tls=access.tls, tokens=access.tokens)
     try:
         with watching(args, service, access.pages) as watched:
-            _wait(args, service, access, reader.step, watched, out)
+            _wait(args, service, access, reader.version.step, watched, out)
     finally:
         interrupts.ignore()
         status = service.status()

@@ -83,7 +83,7 @@ def test_a_child_looks_up_rows_on_the_host_as_they_were_at_the_fork():
         with engine.still():
             rows = engine.lookup("t", np.arange(8))
         same = np.array_equal(rows, engine.view("t")) and len(engine.state_hash()) == 64
-        return rows[3].tolist(), engine.reads.lookup_tables({"t": [4]})[0]["t"].tolist(), same
+        return rows[3].tolist(), engine.reads.lookup("t", [4]).tolist(), same
 
     child = Child(work)
     engine.apply({"t": ([3], [[1.0, 1.0]])})
@@ -278,7 +278,7 @@ def test_a_child_may_not_use_a_connection_of_its_parent(tmp_path):
             assert "leave" in Child(leave).answer()
             producer.send(service_frame(2))
         assert client.position("w0") == 2
-        assert client.lookup({"user": [3]}).step == 2
+        assert client.lookup({"user": [3]}).version.step == 2
 
 
 STATUSES = []

@@ -154,7 +154,7 @@ def test_the_python_of_the_page_on_services_runs():
         assert service.status()["frames"] == 3
         for name, ids in (("user", [3, 8]), ("item", [7])):
             np.testing.assert_array_equal(namespace[name], service.engine.lookup(name, ids))
-        assert namespace["step"] == 3
+        assert namespace["version"].step == 3
 
 
 def test_every_command_on_a_page_parses():

@@ -86,7 +86,7 @@ class _Store:
         target = self.open_target()
         stored = target.stored()
         target.close()
-        return stored and (stored.position.epoch, stored.position.step)
+        return stored and (stored.version.epoch, stored.version.step)
 
 
 class _FileStore(_Store):
@@ -346,12 +346,12 @@ class Shared(_FileStore):
                 layout.name: np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
                 for layout in reader.layouts
             }
-            rows, _ = reader.lookup_tables(ids, consistent=True)
+            rows = reader.lookup(ids, consistent=True)
         return {name: {int(id_): row.tobytes() for id_, row in zip(ids[name], rows[name], strict=True)} for name in ids}
 
     def step(self):
         with ps.Reader(self.path) as reader:
-            return reader.step
+            return reader.version.step
 
 
 class Kafka(_Store):

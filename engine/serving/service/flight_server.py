@@ -164,7 +164,7 @@ class FlightServer(AnsweringServer):
 
         def feed() -> None:
             """Write deltas until the producer's stream ends."""
-            ticket = {DELTAS: {"since": since, "follow": True}}
+            ticket = {DELTAS: {"since": str(since), "follow": True}}
             try:
                 for batch, _ in self._service.readers.get(ticket, over.is_set).messages:
                     with writing:

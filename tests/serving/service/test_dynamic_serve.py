@@ -43,16 +43,16 @@ def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
         assert client.table("user").keys.tolist() == []
         client.put(FRAMES[:20], "w0")
         snapshot = client.table("user")
-        assert rows_of(snapshot) == physical(replayed(FRAMES[: snapshot.step]))
-        reader = Reader(snapshot.step)
+        assert rows_of(snapshot) == physical(replayed(FRAMES[: snapshot.version.step]))
+        reader = Reader(snapshot.version.step)
         reader.rows, reader.last = (
             rows_of(snapshot),
             dict(zip(snapshot.keys.tolist(), snapshot.last.tolist(), strict=True)),
         )
         client.put(FRAMES, "w0", first=1)
-        for delta in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch):
+        for delta in client.deltas(snapshot.version):
             reader.follow(delta.batches)
-            assert reader.rows == physical(replayed(FRAMES[: delta.step]))
+            assert reader.rows == physical(replayed(FRAMES[: delta.version.step]))
         whole = replayed(FRAMES)
         assert reader.step == 60
         assert reader.ops["delete"] > 20
@@ -71,7 +71,7 @@ def test_a_table_without_a_key_is_of_the_step_of_its_clock(durable, tmp_path):
                 producer.send(log_of([*([[]] * step), [1, 2]]))
             until(lambda: engine.global_step == 5)
             snapshot = client_of(service).table("user")
-        assert (snapshot.step, snapshot.clock, snapshot.keys.tolist()) == (5, 4, [])
+        assert (snapshot.version.step, snapshot.clock, snapshot.keys.tolist()) == (5, 4, [])
 
 
 def read_slowly(monkeypatch, engine, steps):
@@ -113,9 +113,10 @@ def test_a_table_read_while_keys_come_and_go_is_of_one_step(durable, tmp_path, m
                 producer.send(each)
             producer.wait()
         rows, end = table_of(stream)
+        version = ps.Version(end["version"])
         assert None in rows.values()  # keys of the first blocks that were removed meanwhile
-        assert {key: row for key, row in rows.items() if row is not None} == physical(replayed(FRAMES[: end["step"]]))
-        assert end["clock"] == end["step"] - 1
+        assert {key: row for key, row in rows.items() if row is not None} == physical(replayed(FRAMES[: version.step]))
+        assert end["clock"] == version.step - 1
 
 
 def test_a_key_admitted_before_a_read_and_removed_after_it_within_one_commit_is_not_left_over(tmp_path, monkeypatch):
@@ -148,7 +149,7 @@ def test_a_table_that_is_read_again_forgets_the_keys_of_the_first_time(monkeypat
 
         monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle_late)
         snapshot = client.table("user")
-        assert (snapshot.keys.tolist(), snapshot.step) == ([3, 4], 2)
+        assert (snapshot.keys.tolist(), snapshot.version.step) == ([3, 4], 2)
 
 
 @pytest.mark.parametrize("key_type", ["int64", "uint64"])

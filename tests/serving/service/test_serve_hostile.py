@@ -116,10 +116,10 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
         deaf[0].close()
 
 
-@pytest.mark.parametrize("since", [10**30, -(10**30), 1 << 63])
+@pytest.mark.parametrize("since", [10**19 - 1, -(10**18), 1 << 63])
 def test_deltas_since_steps_out_of_range_are_refused(since):
     with service_of() as service, client_of(service) as client, pytest.raises(ps.DeltasGoneError):
-        list(client.deltas(since))
+        list(client.deltas(ps.Version(str(since))))
 
 
 def test_deeply_nested_json_is_refused():

@@ -157,7 +157,7 @@ def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     all_rows = pa.record_batch({"id": np.arange(rows), "gradient": gradient})
     with service_of(ps.Engine(config), limits=Limits(delta_bytes=4 << 20)) as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
-        stream = raw.do_get(flight.Ticket(encoded({"deltas": {"since": 0, "follow": True}})))
+        stream = raw.do_get(flight.Ticket(encoded({"deltas": {"since": "0", "follow": True}})))
         client.put([all_rows] * 60, "w0")  # 60 MB of deltas, without a read
         assert service.engine.global_step == 60
         assert service.log.num_bytes <= 4 << 20
