@@ -259,8 +259,8 @@ cdef class Accumulator:
             return np.tile(np.array([self.first_frame, 1], np.int64), (n, 1))
         return self._marks[p].array(np.int64, n, 2).copy()
 
-    # ---- memory: blocks of a pool for all that grows with ids or with the rows of a frame. What a frame may need at most
-    # is reserved before it enters, so that adding it cannot fail.
+    # ---- memory: blocks of a pool for all that grows with ids or with the rows of a frame. What a frame may need at
+    # most is reserved before it enters, so that adding it cannot fail.
 
     cdef Py_ssize_t held(self) noexcept:
         cdef Py_ssize_t p, n = 0
@@ -281,8 +281,8 @@ cdef class Accumulator:
         cdef Py_ssize_t p, buckets = 0
         for p in range(self.num_parts):
             buckets += self.parts[p].buckets.reserved
-        return (self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + (self.map.memory.num_bytes if self.map is not None else 0)
-                + self._pool.touched_bytes())
+        return (self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + self._pool.touched_bytes()
+                + (self.map.memory.num_bytes if self.map is not None else 0))
 
     cdef int set_parts(self, Py_ssize_t num_parts) except -1:
         """Have so many parts, a power of two. Only while nothing is held."""

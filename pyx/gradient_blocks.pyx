@@ -128,8 +128,8 @@ cdef GradientBlocks blocks_of(blocks, Py_ssize_t dim, bint wide):
         ids, grads, which, gains = block
         if not point(&source, ids, grads, which, gains, dim, wide):
             got = ", ".join(f"{array.dtype} {array.shape}" for array in block if array is not None)
-            raise ValueError(f"expected aligned arrays with contiguous rows: ids and which int64 (n,), grads "
-                             f"{'float64' if wide else 'float32'} (n, {dim}), gains float32 (n,), not of float64; got {got}")
+            raise ValueError(f"expected aligned arrays with contiguous rows: ids and which int64 (n,), grads float"
+                             f"{64 if wide else 32} (n, {dim}), gains float32 (n,), not of float64; got {got}")
         if source.num_rows:
             whole.add(source.ids, source.rows, source.stride, source.num_rows)
             whole.sources[whole.num_sources - 1] = source

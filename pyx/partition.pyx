@@ -5,7 +5,8 @@ splits the table into contiguous runs of which the first ``vocabulary_size % num
 longer. Shards are virtual: a fixed number of them, in contiguous runs, belong to an owner (a
 device), so that where a row lives in its shard does not depend on how many devices there are.
 
-The functions that lay out release the GIL: ranges of rows (``destinations``, ``order``, ``lay``) and devices
+``packing.Packer`` calls the functions that lay out, on what ``destinations`` has checked and on arrays that it
+allocates: the others check neither again. They release the GIL: ranges of rows (``destinations``, ``order``, ``lay``) and devices
 (``number``, ``group``) can be laid out on several threads.
 """
 
@@ -136,7 +137,7 @@ def destinations(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_sh
 def order(const int32_t[::1] devices not None, int32_t first,  # IN
           int64_t[::1] next_of not None,  # IN, OUT
           int32_t[::1] cells not None, const int64_t[::1] starts, int32_t[::1] entries):  # OUT
-    """Number the rows of each device in their order. What ``destinations`` has checked is not checked again.
+    """Number the rows of each device in their order.
 
     devices : int32, shape (n,); first : the number of the first of these rows among all
     next_of : int64, shape (devices,), the next number of each; moved on
@@ -144,14 +145,10 @@ def order(const int32_t[::1] devices not None, int32_t first,  # IN
     starts : int64, shape (devices,), where those of each begin in ``entries``, int32, into which rows are put by device;
         None: neither is wanted
     """
-    cdef Py_ssize_t i, n = devices.shape[0], num_devices = next_of.shape[0]
+    cdef Py_ssize_t i
     cdef int64_t cell
-    if cells.shape[0] != n or (starts is None) != (entries is None) or (
-        starts is not None and starts.shape[0] != num_devices
-    ):
-        raise ValueError(f"expected room for {n} rows, and a start for each of {num_devices} devices")
     with nogil:
-        for i in range(n):
+        for i in range(devices.shape[0]):
             cell = next_of[devices[i]]
             next_of[devices[i]] = cell + 1
             cells[i] = <int32_t>cell
@@ -173,8 +170,6 @@ def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None, 
     cdef size_t mask = 16, slot
     cdef int32_t line
     cdef uint32_t used = 0
-    if numbers.shape[0] != lines.shape[0]:
-        raise ValueError(f"expected room for {lines.shape[0]} numbers")
     while mask < <size_t>(2 * n):
         mask *= 2
     # A line above the number that it has, plus 1; 0: free. One load tells both.
@@ -202,7 +197,8 @@ def group(const int32_t[::1] rows not None, Py_ssize_t num_lines, const int32_t[
           uint8_t[::1] marks not None):  # OUT
     """Give some rows cells from 0 on, those of a line together, lines in the order of their numbers.
 
-    rows : int32, shape (n,), of ``order``'s entries, indices into ``places``, the place of each row in its line, and into ``cells``
+    rows : int32, shape (n,), of ``order``'s entries, indices into ``places``, the place of each row in its line, and
+        into ``cells``
     cells : int32; IN the number of each row's line, as ``number`` gives it, below ``num_lines``, OUT its cell
     marks : uint8, shape (size,), by cell the place of the row, and ``BEGINS`` for the first of a line. Cells beyond the
         rows are pads, each the first of a line
@@ -211,8 +207,6 @@ def group(const int32_t[::1] rows not None, Py_ssize_t num_lines, const int32_t[
     cdef int32_t row, cell = 0, count
     next_of = np.zeros(max(num_lines, <Py_ssize_t>0) + 1, np.int32)
     cdef int32_t[::1] next_cell = next_of
-    if marks.shape[0] < n or cells.shape[0] != places.shape[0]:
-        raise ValueError(f"expected marks and cells of {n} rows")
     with nogil:
         for i in range(n):
             next_cell[cells[rows[i]]] += 1
@@ -252,14 +246,6 @@ def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, 
     """
     cdef Py_ssize_t n = devices.shape[0], dim = values.shape[1]
     cdef Cells to
-    if cells.shape[0] != n or values.shape[0] != n or (lines is not None and lines.shape[0] != n) or (
-        places is not None and places.shape[0] != n
-    ):
-        raise ValueError(f"expected the cells and lines of {n} rows")
-    if (places is None) != (offsets is None) or (lines is None) != (out_lines is None) or (
-        out_lines is not None and (out_lines.shape[0] != words.shape[0] or out_lines.shape[1] != words.shape[1])
-    ):
-        raise ValueError("expected places with offsets, and lines with room for them")
     starts = np.zeros(1, np.int32) if offsets is None else np.asarray(offsets)
     if len(starts) and (starts.min() < 0 or starts.max() + dim > words.shape[2]):
         raise ValueError(f"a row of {dim} words does not fit a cell of {words.shape[2]}")

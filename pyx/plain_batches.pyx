@@ -57,7 +57,8 @@ cdef class PlainRows:
         cdef Py_ssize_t last = self.blocks.num_sources - 1
         if last < 0 or columns.steps == NULL:
             return False
-        return (<const id_t*><size_t>self.block_steps[last])[self.blocks.sources[last].num_rows - 1] == (<const id_t*>columns.steps)[0]
+        cdef const id_t* steps = <const id_t*><size_t>self.block_steps[last]
+        return steps[self.blocks.sources[last].num_rows - 1] == (<const id_t*>columns.steps)[0]
 
     cdef int find_pieces(self) except -1:
         """Find where the step changes, of all batches that were added."""

@@ -6,15 +6,16 @@ group in order, so the sum of an id is one left fold, whichever threads add its 
 ``combine`` sums looked-up rows into activations with the same loops.
 """
 
-from libc.math cimport INFINITY
-from libc.stdint cimport int64_t, uint32_t
+from libc.math cimport INFINITY, isfinite
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memmove
 
-from ._types cimport index_t
+from ._types cimport index_t, real_t
 from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
 from .progress cimport (
-    ALL_DONE, MOMENTS, ThreadTime, is_set, lock, lost_time_since, published, set_flag, sleep_a_moment, thread_time, unlock,
+    ALL_DONE, MOMENTS, ThreadTime, is_set, lock, lost_time_since, published, set_flag, sleep_a_moment, thread_time,
+    unlock,
 )
 
 cdef extern from "row_kernels.h":
@@ -250,6 +251,23 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
         if largest == INFINITY:
             return BAD
     return WORKED if largest <= frame.harmless else LARGE
+
+
+def add_finite(real_t[:, ::1] sums not None, const index_t[::1] slots not None, const real_t[:, ::1] rows not None,
+               uint8_t[::1] refused not None):
+    """Add rows to sums one by one, in order, but for those that take a sum out of the finite range.
+
+    sums : float32 or float64, shape (s, dim), finite; changed in place
+    slots : int64, shape (n,), the sum of each row; rows : of the same type, shape (n, dim)
+    refused : uint8, shape (n,), of zeros; OUT 1 for the rows that were not added
+    Twin: ``reference.overflowing_rows``.
+    """
+    cdef Py_ssize_t k, c
+    for k in range(slots.shape[0]):
+        for c in range(sums.shape[1]):
+            refused[k] |= not isfinite(<real_t>(sums[slots[k], c] + rows[k, c]))
+        for c in range(0 if refused[k] else sums.shape[1]):
+            sums[slots[k], c] += rows[k, c]
 
 
 # ---- activations: sums of looked-up rows

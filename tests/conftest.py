@@ -8,7 +8,6 @@ import shutil
 import signal
 import tempfile
 from contextlib import closing
-from pathlib import Path
 
 import evidence
 import jax
@@ -19,10 +18,11 @@ from cli import error_line, outcome
 from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 from s3_server import serving
-from scripts import loaded
+from scripts import loaded, recorded
 
 import penstock as ps
 from penstock.checkpoint import incremental
+from penstock.core.engine_core import EngineCore
 from penstock.rows.bridge import program_cache
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
@@ -44,14 +44,12 @@ settings.register_profile(
 settings.load_profile("penstock")
 
 # Files of tests are in memory where 2 GB are free: a disk takes 5 ms to make a small one durable and to remove it.
-IN_MEMORY = Path("/dev/shm")
+IN_MEMORY = "/dev/shm"
 if "TMPDIR" not in os.environ and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 2 << 30:
-    os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
+    os.environ["TMPDIR"] = tempfile.tempdir = IN_MEMORY
 
 # Of a worker of `make test`, after a module and after a test.
 MOST_BYTES, MOST_BYTES_IN_A_MODULE = 400 << 20, 700 << 20
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -118,6 +116,20 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """The numbers of frames that passed together."""
+    numbers, push_native = [], EngineCore._push_native
+
+    def push(self, *arguments):
+        pushed = push_native(self, *arguments)
+        numbers.append(0 if pushed is None else pushed.num_frames)
+        return pushed
+
+    monkeypatch.setattr(EngineCore, "_push_native", push)
+    return numbers
 
 
 @pytest.fixture
@@ -198,15 +210,8 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def shared():
-    """shared("golden/x.json"): a file of the recorded results next to a development checkout."""
-
-    def find(name):
-        path = SHARED / name
-        if not path.exists():
-            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
-        return path
-
-    return find
+    """shared("golden/x.json"): a file of the recorded results."""
+    return recorded
 
 
 @pytest.fixture(scope="session")

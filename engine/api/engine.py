@@ -153,8 +153,8 @@ class Engine(TableAccess):
         >>> import penstock as ps
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        >>> rows, step = engine.reads.lookup_tables({"user": [5, 3]}, consistent=True)
-        >>> rows["user"].tolist(), step
+        >>> rows = engine.reads.lookup({"user": [5, 3]}, consistent=True)
+        >>> rows["user"].tolist(), rows.version.step
         ([[1.0, 1.0], [1.0, 1.0]], 0)
         """
         if self._reads is None:
@@ -180,10 +180,7 @@ class Engine(TableAccess):
         """
         with self.core.reading():
             if self._reads is None:
-                last, lineage = self.session.last, self.session.positions.lineage
-                durable_step = 0 if last is None else int(last[0].contents["global_step"])
-                history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
-                self._reads = LiveReads(self.core, self._folder, durable_step, history)
+                self._reads = LiveReads(self.core, self._folder, self.session)
 
     @property
     def is_shared(self) -> bool:

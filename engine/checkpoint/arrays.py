@@ -18,7 +18,7 @@ from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.checkpoint.store import Commit, DataFile, Folder
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.io.table_files import rows_not_finite
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Array, Float32, Int64
@@ -35,7 +35,7 @@ class SavedTables:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        version = Version.of(path)
+        version = NamedCommit.of(path)
         self._folder = version.folder
         self.commit = version.read(self._folder.checked)
         self._where = f"{self._folder.path}, commit {self.commit.number}"

@@ -18,7 +18,7 @@ from penstock.checkpoint.parts import check_complete, directories_of, files_for
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import ChangedTables, TableChanges, first_names
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.core.engine_core import EngineCore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.text_format import parse_stored
@@ -75,7 +75,7 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
             f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {options.path}, "
             "and call read_tables in every process (docs/meshes.md)"
         )
-    chosen = Version.of(options.path, options.version)
+    chosen = NamedCommit.of(options.path, options.version)
     folder = chosen.folder
 
     def read(commit: Commit) -> E:

@@ -24,10 +24,10 @@ from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
 from penstock.checkpoint.table_changes import setting_text
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.core.engine_core import EngineCore
 from penstock.model.frames import Float32, Int64
-from penstock.model.lineage import Lineage
+from penstock.model.version import Lineage
 
 
 class SavedState:
@@ -65,7 +65,7 @@ class SavedState:
             unread[name][rows] = False
             differs = np.zeros(len(rows), bool)
             for part, values in enumerate(parts):
-                differs |= (tables.table(name).read(rows, part).view(np.int32) != values.view(np.int32)).any(axis=1)
+                differs |= (tables.read_rows(name, part, rows).view(np.int32) != values.view(np.int32)).any(axis=1)
             if differs.any():
                 rows, parts = _selected(rows, parts, differs)
                 tables.set_stored_rows(name, rows, dict(enumerate(parts)))
@@ -105,7 +105,7 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
 
     Raises UsageError if a run or service has locked the folder, StateError, and OSError; nothing has changed then.
     """
-    version = Version.of(place, name)
+    version = NamedCommit.of(place, name)
     folder = version.folder
     folder.must_load()  # raises before a folder is created
     with folder.locked():

@@ -19,7 +19,7 @@ from penstock.checkpoint.savers import Savers
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, described
-from penstock.checkpoint.versions import Version, check_no_version, make_tag
+from penstock.checkpoint.versions import NamedCommit, check_no_version, make_tag
 from penstock.core.engine_core import EngineCore
 from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
@@ -60,6 +60,12 @@ class CheckpointSession(StepObserver):
         """Return the newest commit, and when it was written (``Folder.written_s``); None if there is none."""
         saver = self._savers.current
         return None if saver is None or saver.last is None else (saver.last, saver.folder.written_s(saver.last))
+
+    @property
+    def durable_step(self) -> int | None:
+        """Return the step of the newest commit; None if there is none."""
+        saver = self._savers.current
+        return None if saver is None or saver.last is None else saver.last.step
 
     def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None:
         """Continue from a commit that the engine's state was restored from.
@@ -138,7 +144,7 @@ class CheckpointSession(StepObserver):
         """Return the verified state of another commit of this engine's folder. Raises StateError and UsageError."""
         if version is None:
             raise UsageTypeError("rollback: expected a tag or a step, got None")
-        chosen = Version.of(self._last_commit("rollback")[0].files.address, version)
+        chosen = NamedCommit.of(self._last_commit("rollback")[0].files.address, version)
         tables = [described(spec) for spec in self._core.config.tables]
         return chosen.read(lambda commit: SavedState(chosen.folder, commit, tables, self._core.seed))
 

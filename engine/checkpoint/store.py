@@ -36,7 +36,7 @@ from penstock.checkpoint.manifests import (
     new_digest,
 )
 from penstock.checkpoint.records import Record, read_records
-from penstock.model.lineage import LINEAGE_FIELDS
+from penstock.model.version import LINEAGE_FIELDS
 
 # In the contents of a commit with the state of the one before.
 REPEATS = "repeats"

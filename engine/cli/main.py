@@ -208,7 +208,7 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
         "penstock", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
-    of_loaded: Any = _of_loaded
+    of_loaded: Any = _of_loaded  # argparse calls it
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=of_loaded)
     for name, summary in COMMANDS.items():
         if argv is None or name in argv:

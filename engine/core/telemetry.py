@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.gate import Gate
@@ -35,24 +35,24 @@ class MetricsSnapshot:
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
-    counters: Counters
-    stale: Stale
-    global_step: int
-    num_accumulated: int
-    num_required: int
+    counters: Counters = field(default_factory=Counters)
+    stale: Stale = field(default_factory=Stale)
+    global_step: int = 0
+    num_accumulated: int = 0
+    num_required: int = 0
     last_rates: tuple[float, ...] = ()
     tables: Mapping[str, TableReport]
-    updated: Mapping[str, int]
+    updated: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     recent_s: Sequence[float] = ()
-    stage_s: Mapping[str, float]
+    stage_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     num_compiles: int = 0
     problems: Sequence[str] = ()
     seconds: float = 0.0
     fraction: float | None = None
     num_skipped: int = 0
     of_service: Mapping[str, int] | None = None
-    first_bad: Mapping[str, str]
+    first_bad: Mapping[str, str] = field(default_factory=dict)
     commit: tuple[int, int, float | None] | None = None
     moments: Sequence[Moment] = ()
     hot: Sequence[tuple[str, int, float]] = ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.model.frames import Frame, Int64, Rows, Summed
+from penstock.model.frames import Frame, Rows, Summed
+from penstock.pyx.row_sums import add_finite
 
 
 def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[npt.NDArray[np.bool_]]:
@@ -27,29 +27,13 @@ def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[np
     ends = np.cumsum([len(block.ids) for block in blocks])
     masks = []
     for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True):
-        masks.append(np.logical_and(_refused(sums, of_block, block), finite[of_block]))
+        rows = block.grads if block.which is None else block.grads[block.which]
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = np.ascontiguousarray(rows if block.gains is None else rows * block.gains[:, None])
+        refused = np.zeros(len(rows), np.uint8)
+        add_finite(sums, of_block, rows, refused)
+        masks.append(np.logical_and(refused, finite[of_block]))
     return masks
-
-
-def _refused(sums: npt.NDArray[Any], slots: Int64, block: Rows) -> npt.NDArray[np.bool_]:
-    """Add rows to their sums but for those that take one out of the finite range. Returns a mask of these.
-
-    The first row of every sum together, then the second of every sum, and so on: a sum is one left fold.
-    """
-    order = np.argsort(slots, kind="stable")
-    ordered = slots[order]
-    turns = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    by_turn = order[np.argsort(turns, kind="stable")]
-    refused = np.zeros(len(slots), np.bool_)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for rows in np.split(by_turn, np.cumsum(np.bincount(turns))[:-1]):
-            values = block.grads[rows if block.which is None else block.which[rows]]
-            values = values if block.gains is None else values * block.gains[rows, None]
-            total = sums[slots[rows]] + values
-            is_finite = np.isfinite(total).all(axis=1)
-            sums[slots[rows[is_finite]]] = total[is_finite]
-            refused[rows] = ~is_finite
-    return refused
 
 
 def without_overflows(frame: Frame) -> Frame:

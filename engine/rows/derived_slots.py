@@ -40,7 +40,7 @@ class DerivedSlots:
         slot, optimizer = self.slot(name), spec.optimizer
         assert slot is not None
         number, start = tables.parts(name)[slot], dict(spec.slots)[slot]
-        weights, *slots = (tables.table(name).read(rows, part) for part in range(1 + len(spec.slots)))
+        weights, *slots = (tables.read_rows(name, part, rows) for part in range(1 + len(spec.slots)))
         rate = np.float32(tables.rate_of(name, self._rates))
         with np.errstate(divide="ignore", invalid="ignore"):  # a rate of 0
             values, determined = optimizer.derived(spec.rule, rate, weights, tuple(slots))

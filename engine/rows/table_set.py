@@ -81,7 +81,6 @@ class TableSet:
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self.notes = reasons_for_xla(specs, layouts, devices, self.programs.variants)
-        self._host_groups = [group for group in self._groups if isinstance(group, HostTables)]
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
         self._empty_updates = {
@@ -153,8 +152,8 @@ class TableSet:
         Only of tables in the host's memory. A row counts once, until it is written. None: none
         """
         total, first = 0, None
-        for group in self._host_groups:
-            if (result := group.take_not_finite()) is not None:
+        for group in self._groups:
+            if isinstance(group, HostTables) and (result := group.take_not_finite()) is not None:
                 num_rows, member, row = result
                 name, total = group.layouts[member].name, total + num_rows
                 if first is None:
@@ -202,6 +201,14 @@ class TableSet:
             places = table.cache.num_places
             reports[name] = CacheReport(places, moved.hits, moved.up, moved.down, moved_bytes, 1000 * moved.waited_s)
         return reports
+
+    def foresee(self, name: str, rows: Int64) -> None:
+        """Announce one more use of a cached table: an application of its optimizer, after those announced before.
+
+        rows : the local rows that it updates, distinct, int64 (n,)
+        Announcements decide which rows stay on the devices, and change no bit. So uses may remain unannounced.
+        """
+        self.cached[name].cache.foresee(rows)
 
     def forget_foreseen(self) -> None:
         """Withdraw the announcements of uses that have not happened yet, of all cached tables."""
@@ -324,6 +331,10 @@ class TableSet:
         """Return the local rows of a dynamic table in the order of the state hash, int64 (n,), and its key arrays."""
         state = self.dynamic[name].directory.state(expired=False)
         return state["row"].astype(np.int64), self.dynamic[name].key_arrays()
+
+    def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
+        """Return one part of local rows, float32 (n, floats of the part)."""
+        return self.table(name).read(rows, part)
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return the local rows of ids, int64 (n,); the keys of a dynamic table are returned as int64.

@@ -10,8 +10,8 @@ from libc.string cimport memset
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, FAR_AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear,
-    candidates_reserve, decayed, find, home_of, is_expired, key_find, key_home, key_remove, key_unmix, philox_block, philox_unit,
-    rank_lowest, rank_nearly_sorted, removed_add, removed_has, removed_reserve, shard_of,
+    candidates_reserve, decayed, find, home_of, is_expired, key_find, key_home, key_remove, key_unmix, philox_block,
+    philox_unit, rank_lowest, rank_nearly_sorted, removed_add, removed_has, removed_reserve, shard_of,
 )
 from penstock.pyx.prefetch cimport prefetch, prefetch_kept
 
@@ -320,8 +320,9 @@ cdef double power(double base, int64_t exponent) noexcept nogil:
     return result
 
 
-# ---- victims: whether an entry is empty, or among the lowest, is as good as random. The loops over all entries therefore
-# have no branch that depends on it, which a processor would predict wrongly, and only the lowest scores are sorted.
+# ---- victims: whether an entry is empty, or among the lowest, is as good as random. The loops over all entries
+# therefore have no branch that depends on it, which a processor would predict wrongly, and only the lowest scores are
+# sorted.
 
 
 cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:

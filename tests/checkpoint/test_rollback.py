@@ -47,20 +47,6 @@ def test_tables_on_devices_that_xla_updates_roll_back_too(kind, folder, mesh_of)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_rollback_restores_to_the_same_bits(kind, folder):
-    engine = trained(kind, folder)
-    engine.rollback("good")
-    engine.save(folder)
-    restored = ps.Engine.restore(folder)
-    assert restored.state_hash() == engine.state_hash()
-    assert restored.global_step == 13
-    check_continues(restored, folder)
-    check_continues(engine, folder)
-    engine.save(folder)
-    assert ps.Engine.restore(folder).state_hash() == engine.state_hash()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_rollback_of_a_folder_is_that_of_an_engine(kind, folder, tmp_path):
     engine = trained(kind, folder)
     engine.save(folder)

@@ -219,8 +219,8 @@ def state_of(engine):
     if core.failed is None:
         state.append(engine.state_hash())
         if engine.core.tables.table("t").on_host is not None:
-            rows, step = engine.reads.lookup_tables({"t": np.arange(ROWS)})
-            state.append((rows["t"].tobytes(), step))
+            rows = engine.reads.lookup({"t": np.arange(ROWS)})
+            state.append((rows["t"].tobytes(), rows.version))
     return state
 
 

@@ -6,7 +6,7 @@ Readable, not fast. Every kernel agrees with its twin here bit for bit.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -187,22 +187,6 @@ def lines_of_words(
             of_line = words.setdefault(key, np.full(width, blank, np.int32))
             of_line[offset : offset + len(grad)] = grad.view(np.int32)
     return words
-
-
-def update_rows(
-    table: Float32,
-    segments: Iterable[tuple[Int64, Float32]],
-    equation: Callable[[Float32, Float32], Float32],
-    **fields: Any,
-) -> None:
-    """Update the rows of one step in the physical table, in place: the twin of ``update.Step.update``.
-
-    table : float32 (owners, rows, parts, dim); where : the arguments of ``place`` after the ids
-    equation : (gradients (n, dim), rows (n, parts, dim)) → the rows after the update
-    """
-    for ids, grads in segments:
-        owners, rows = place(ids, **fields)
-        table[owners, rows] = equation(grads, table[owners, rows])
 
 
 def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.base.errors import ReadTimeoutError, StateError
 from penstock.base.threads import ThreadTeam
+from penstock.model.version import Version
 from penstock.pyx import update
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.shared.folder import SharedFolder
@@ -64,7 +65,7 @@ class Writer:
             )
             for name, rule in zip(TABLES, rules, strict=True)
         ]
-        self.words: StepWords = self.folder.publish(layouts, THREADS + 1, 0)
+        self.words: StepWords = self.folder.publish(layouts, THREADS + 1, Version("0"))
         self.ids, self.num_steps = np.random.default_rng(0).permutation(ROWS), 0
 
     def run(self, steps):
@@ -93,7 +94,8 @@ class Watch:
 
     def read(self, count=500):
         ids = {name: self.rng.integers(0, ROWS, count) for name in TABLES}
-        rows, step = self.reader.lookup_tables(ids, self.consistent, timeout_ms=2000)
+        rows = self.reader.lookup(ids, consistent=self.consistent, timeout_ms=2000)
+        step = rows.version.step
         both = np.concatenate([rows[name] for name in TABLES])
         steps = both[:, DIM].astype(np.int64)
         assert (both[:, :DIM] == self.weights[steps][:, None]).all(), "a torn row"
@@ -107,11 +109,11 @@ def rename(folder, steps):
     """Take steps whose lineage and epoch are one letter 64 times, which changes with every step."""
     writer = SharedWriter(folder)
     writer.create([SharedTable("left", 1, 1)])
-    writer.publish(0, history=("a" * 64, "a" * 64))
+    writer.publish(Version.of("a" * 64, "a" * 64, 0))
     print("ready", flush=True)
     for step in range(steps):
         name = "abcd"[step % 4] * 64
-        with writer.step(step, history=(name, name)):
+        with writer.step(Version.of(name, name, step)):
             pass
 
 
@@ -145,7 +147,7 @@ def main(role, folder, amount, consistent=""):
         except StateError as error:
             refused = str(error)
             break
-    last = watch.reader.step
+    last = watch.reader.version.step
     print(json.dumps({"rows": watch.num_rows, "timeouts": watch.num_timeouts, "refused": refused, "step": last}))
 
 

@@ -182,7 +182,7 @@ class LookAhead:
                 end = min(self._num_opened, first + look_ahead + 1)
                 for number in range(self._published[name], end):
                     for ids in self._openings[number - first][name]:
-                        tables.cached[name].cache.foresee(self._rows(name, ids))
+                        tables.foresee(name, self._rows(name, ids))
                 self._published[name] = max(self._published[name], end)
 
     def _rows(self, name: str, ids: Int64) -> Int64:

@@ -307,12 +307,10 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
         return {**super()._settings(), "tf_compat": self.tf_compat}
 
     def _sum_state(self) -> dict[str, Any]:
+        if not self.num_accumulated():
+            return {}
         state = self._sums.get_state()
-        return (
-            {**state, "values": state["values"].reshape(len(state["ids"]), *self._row)}
-            if self.num_accumulated()
-            else {}
-        )
+        return {**state, "values": state["values"].reshape(len(state["ids"]), *self._row)}
 
     def _checked(self, num: int, state: dict[str, Any]) -> Callable[[], None]:
         row: tuple[int, ...] = ()

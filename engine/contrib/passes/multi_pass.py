@@ -73,7 +73,6 @@ class MultiPass:
     def __init__(
         self, config: EmbeddingConfig, sources: Sequence[str], mesh: jax.sharding.Mesh | None, options: PassOptions
     ) -> None:
-        check_seekable(sources)
         self._config, self._sources, self._mesh, self._options = config, list(sources), mesh, options
         check_no_version(options.checkpoint)
         self._folder = Folder(options.checkpoint)

@@ -160,7 +160,7 @@ class Owner:
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         """Return ``TableSet.read_rows``."""
-        return self._core.tables.table(name).read(rows, part)
+        return self._core.tables.read_rows(name, part, rows)
 
     # ---- internal
 

@@ -82,10 +82,7 @@ class RowCache:
         return self._row[places]
 
     def foresee(self, rows: Int64) -> None:
-        """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet.
-
-        What is foreseen decides which rows stay on the devices, and changes no bit. So uses may remain unforeseen.
-        """
+        """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet."""
         self._num_foreseen += 1
         positions = self._reserve(len(rows))
         self._ahead[0, positions - self._origin] = rows

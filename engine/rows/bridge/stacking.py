@@ -158,8 +158,7 @@ class Stack:
         """Return the device of each id of a table, and its row there, counted as rows of that table's lines."""
         table = self.tables[member]
         devices, rows = table.locate(ids)
-        rows += np.int32(self.first_lines[member] * table.line.group)
-        return devices, rows
+        return devices, rows + np.int32(self.first_lines[member] * table.line.group)
 
     def slices(self, devices: Int32) -> Iterator[slice]:
         """Yield slices that bring at most MAX_BUCKET rows to each device. devices : int32 (n,), of every row"""

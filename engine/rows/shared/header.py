@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.base.errors import StateError, short
+from penstock.base.errors import StateError, UsageError, short
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.model.frames import Int64
+from penstock.model.version import Version
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.initializers import InitialRows
 
@@ -151,22 +152,26 @@ class HeaderHistory:
         self._texts = header[HISTORY_BEGIN:_SEQUENCE_BEGIN].reshape(2, _TEXT_BYTES)
         self._words = StepWords(header[_SEQUENCE_BEGIN : _SEQUENCE_BEGIN + 64].view(np.uint64))
 
-    def write(self, lineage: str, epoch: str) -> None:
-        """Raises ValueError for longer texts than fit."""
-        texts = [text.encode("ascii").ljust(_TEXT_BYTES, b"\0") for text in (lineage, epoch)]
-        if max(map(len, texts)) > _TEXT_BYTES:
-            raise ValueError(f"expected at most {_TEXT_BYTES} bytes, got lineage '{lineage}' and epoch '{epoch}'")
+    def write(self, version: Version) -> None:
+        """Store those of a version, whose texts are no longer."""
+        texts = [text.encode("ascii").ljust(_TEXT_BYTES, b"\0") for text in (version.lineage, version.epoch)]
         self._words.begin()
         self._texts[:] = np.frombuffer(b"".join(texts), np.uint8).reshape(2, -1)
         self._words.end(0)
 
-    def read(self) -> tuple[str, str]:
-        """Return lineage and epoch, which one call of ``write`` stored."""
+    def read(self, step: int) -> Version:
+        """Return the version of a step with lineage and epoch, which one call of ``write`` stored.
+
+        Raises StateError if they are none.
+        """
         while True:
             sequence = self._words.settled()
             lineage, epoch = (text.tobytes().rstrip(b"\0").decode("ascii", "replace") for text in self._texts)
             if self._words.is_still(sequence):
-                return lineage, epoch
+                try:
+                    return Version.of(lineage, epoch, step)
+                except UsageError as error:
+                    raise StateError(f"the header of shared tables is damaged: {error}") from None
 
 
 # ---- hostile input

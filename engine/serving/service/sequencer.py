@@ -85,9 +85,8 @@ class Sequencer(CommitListener):
             self._commits.commit_start()
         if engine.is_shared:  # only now there is an epoch whose commit is on disk
             engine.publish()
-            lineage = self.streams.lineage
             with engine.gate.still():
-                engine.reads.set_history(lineage.id, lineage.current.id)
+                engine.reads.begin_epoch()
 
     # ---- streams
 

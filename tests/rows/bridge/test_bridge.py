@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from device_table import addresses_of, device_table, shapes_of
+from device_table import addresses_of, device_table, shapes_of, some_rows
 from engines import config_of, stored
 from evidence import examples
 from hypothesis import given
@@ -32,11 +32,6 @@ def table_of(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):
     layout = Layout("t", rows, dim, len(slots), mesh.size, mod)
     rule = UpdateRule("adagrad", 1) if slots else UpdateRule("stochastic_gradient_descent", 0)
     return device_table(mesh, layout, rule, slots, variant=variant)
-
-
-def some_rows(seed, num_rows, vocabulary, dim):
-    rng = np.random.default_rng(seed)
-    return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
 
 
 @pytest.mark.sampled("3-host", "8-xla")

@@ -37,7 +37,7 @@ def test_status_shows_what_a_service_has_done(capsys, tmp_path):
         client.lookup({"user": [1, 2, 3]})
         code, status, _ = outcome(capsys, "status", service.address.uri)
         assert code == 0
-        expected = {"service": "engine", "state": "serving", "version": ps.__version__, "global_step": 2}
+        expected = {"service": "engine", "state": "serving", "penstock": ps.__version__, "global_step": 2}
         expected |= {"committed_step": 2, "frames": 6, "stale": 1, "pending": 1, "producers": 2, "streams": 0}
         expected |= {"queued_rows": 0, "queued_bytes": 0, "refused": 0, "lookups": 1, "looked_up_rows": 3}
         assert {name: status[name] for name in expected} == expected
