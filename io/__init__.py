@@ -1,5 +1,5 @@
 """Arrow in, Arrow out: sources, the row-stream schema, frames, and tables as Parquet.
 
-May import pyarrow, the kernels of pyx/ and the plain values of the engine (frames, configuration, errors); never
+May import pyarrow, the kernels of pyx/ and the values of ``model`` (frames, configuration); never
 jax or the pipeline. Imported as ``penstock.io``: the standard ``io`` is another module.
 """

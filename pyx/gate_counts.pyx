@@ -1,6 +1,6 @@
 """The rule of the gate: when a contribution is stale, when the gate opens, and what it counts.
 
-``gate.Gate`` is its face in Python, which has the lock, the takers and the counts by contributor. ``frame_steps`` applies
+``gate.Gate`` is its face in Python, which has the lock and the counts by contributor. ``frame_steps`` applies
 the same rule to a run of frames, without Python.
 """
 

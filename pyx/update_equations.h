@@ -213,7 +213,7 @@ INLINE float clipped_weight(const Rule *r, float w) { return at_most(at_least(w,
 /* The widest row that row_wise_adagrad sums on the stack of whatever thread runs it. */
 enum { MAX_SUMMED_DIM = 4096 };
 
-/* The sum of halves is added to halves until one is left: the order of updates/adagrad.py. The accumulator is one float,
+/* The sum of halves is added to halves until one is left: the order of model/updates/adagrad_family.py. The accumulator is one float,
  * behind the weights. */
 INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, int64_t dim) {
     float sums[MAX_SUMMED_DIM], share = 1.0f / (float)dim, divisor;

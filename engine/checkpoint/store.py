@@ -55,7 +55,7 @@ LOCK_WAIT_S, LOCK_PAUSE_S = 1.0, 0.01
 LISTED_AT_ONCE = 256
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
-# Contains an unfinished replay in passes (shares/pass_folder.py).
+# Contains an unfinished replay in passes (contrib/passes/pass_folder.py).
 PASSES = ".passes"
 # After a chain longer than this, or deltas larger than their base, the next commit is a new base.
 MAX_DELTAS = 64

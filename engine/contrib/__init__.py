@@ -1,1 +1,1 @@
-"""Integrations: each is optional, and known to the rest through a registry only."""
+"""Integrations: each is optional, and known to the rest by the names in ``base/integrations.py`` only."""

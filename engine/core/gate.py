@@ -68,7 +68,7 @@ class Gate(GateCounts):
         _gates.add(self)
 
     def change(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work(*arguments)`` under the lock. CancelledError: it is closed.
+        """Call ``work(*arguments)`` under the lock. CancelledError: it is a ``TakerGate`` that was closed.
 
         Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``.
         """
@@ -175,7 +175,7 @@ class Gate(GateCounts):
         return f"{type(self).__name__}({self.explain()})"
 
     def _change(self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True) -> T:
-        """Run a change under the lock. opens : whether a closed gate refuses it
+        """Run a change under the lock. opens : whether a ``TakerGate`` refuses it once it is closed
 
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """

@@ -1,1 +1,1 @@
-"""What formats of tables share."""
+"""The interface of formats of tables (``Tensor``, ``FORMAT``), and Parquet."""

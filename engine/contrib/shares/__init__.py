@@ -1,8 +1,8 @@
 """A share of the rows, and results joined in order: what jobs on a cluster and replays in passes have in common.
 
 ``blocks`` routes validated frames to the shares of a job, as an Arrow record batch per share, and back to frames.
-``joined_…`` and ``whole_tables`` present several shares as one engine. ``multi_pass`` replays one share after the other
-on one machine, ``ray`` runs all of them as actors. tables/shares.py says which rows a share has.
+``joined_…`` and ``whole_tables`` present several shares as one engine. ``contrib.passes`` replays one share after
+the other on one machine, ``contrib.ray`` runs all of them as actors. rows/shares.py says which rows a share has.
 """
 
 from penstock.contrib.shares.blocks import RoutedBlock, Router, frames_of

@@ -1,4 +1,4 @@
-"""The engine's only door to jax: layout, compiled programs, dispatch, and tables inside a user's jitted step.
+"""The tables' door to jax: layout, compiled programs, dispatch, and tables inside a user's jitted step.
 
 The public names load on first use, and jax with them.
 """

@@ -1,14 +1,14 @@
 """The backends of tables: which variant updates a table's rows, in which line format, and the creation of tables.
 
 The environment decides, else the caller, else the platform. A TPU's tables use our kernel once it has passed a canary
-on this machine (pallas/canary.py), and XLA's programs until then.
+on this machine (canary.py), and XLA's programs until then.
 
 | variant | where | implementation |
 |---|---|---|
 | host | CPU of one process, one row per line | penstock's memory and kernels, pyx/update.pyx (host_tables.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (xla_tables.py, programs.py) |
-| pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (pallas/tensorcore.py) |
-| sparsecore | TPU with SparseCores, on request; else as pallas | with a kernel for them (pallas/sparsecore.py) |
+| pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (tensorcore.py) |
+| sparsecore | TPU with SparseCores, on request; else as pallas | with a kernel for them (contrib/sparsecore.py) |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kinds of targets."""
+"""What a ``TARGET`` declares, and which target a URI names."""
 
 from __future__ import annotations
 
