@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h bench/*.pyx)
 
+# The tests start hundreds of processes: their imports are compiled to bytecode once, whatever the machine's setting.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults weekly \
 	follow-histories cluster bench docs dist release-check proto stub clean \
 	tpu-matrix tpu-small gpu-aot

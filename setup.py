@@ -61,7 +61,6 @@ KERNELS = [
     "id_table",
     "initial_rows",
     "locked_calls",
-    "part_memory",
     "partition",
     "plain_batches",
     "row_keys",
@@ -72,13 +71,11 @@ KERNELS = [
     "update",
     "keys.directory",
     "keys.directory_plan",
-    "keys.directory_state",
     "keys.key_lookup",
     "keys.key_owners",
     "keys.key_shards",
     "keys.shard_decisions",
     "keys.shard_sample",
-    "keys.victims",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"

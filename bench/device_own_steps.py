@@ -67,7 +67,7 @@ class OwnStep:
         lookups = int(np.count_nonzero(uses.gains))
         samples, numbers, ids = uses.samples[0, :lookups], uses.rows[0, :lookups], np.arange(layout.vocabulary_size)
         before = self._device_table.read(ids)
-        by_device = before[np.argsort(layout.place(ids)[1])]
+        by_device = before[np.argsort(layout.locate(ids)[1])]
         activations = np.asarray(jax.jit(gather)(self.table, self._uses)["f"])
         rows = by_device[uses.asked[0, 0][numbers]]
         if activations.tobytes() != self.in_order(samples, len(activations), rows).tobytes():
@@ -77,7 +77,7 @@ class OwnStep:
         self._keep(subtract(self.table, self._uses, {"f": gradients}, 1.0))
         expected, asked = by_device.copy(), uses.asked[0, 0][: numbers.max() + 1]
         expected[asked] -= self.in_order(numbers, len(asked), gradients[samples])
-        return self._device_table.read(ids)[np.argsort(layout.place(ids)[1])].tobytes() == expected.tobytes()
+        return self._device_table.read(ids)[np.argsort(layout.locate(ids)[1])].tobytes() == expected.tobytes()
 
     def in_order(self, segments: npt.NDArray[np.int32], num_segments: int, values: Float32) -> Float32:
         """Return the sum of the values of every segment, in the order of the device."""

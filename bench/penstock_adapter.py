@@ -20,8 +20,8 @@ from penstock.base.threads import ThreadTeam
 from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, look_up
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
-from penstock.core.gate import Gate
 from penstock.core.pipeline import Pipeline, TableStore
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.config.dynamic import Dynamic
 from penstock.model.config.embedding import EmbeddingConfig
@@ -116,21 +116,21 @@ class Coalesce(Ours):
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)
             for spec in config.tables
         }
-        self._gate, self._pipeline = Gate(1), Pipeline(stores, ThreadTeam(threads))
-        self._gate.open_into(self._take)
+        self._pipeline = Pipeline(stores, ThreadTeam(threads))
+        self._trial = TrialGate(1, self._pipeline, self._take)
 
     def run(self, steps: Sequence[int]) -> None:
         counters = Counters()
         for frame in FrameReader(batches_of(self._steps, steps), self._options):
-            admitted = self._gate.admit(frame.local_step, partial(self._pipeline.add, frame))
-            counters.count(frame, admitted)
+            counters.count(*self._trial.admit(frame))
+            self._trial.open()
 
     def read_rows(self, table: str, ids: Int64) -> Float32:
         (coalesced,) = self._last[table]
         unique, sums = (np.concatenate(arrays) for arrays in zip(*coalesced.parts, strict=True))
         return look_up(unique, sums, ids)
 
-    def _take(self, _: int) -> None:
+    def _take(self) -> None:
         self._last = self._pipeline.drain()
 
 

@@ -80,7 +80,7 @@ def measured(folder: Path, seconds: float, scale: float = 1.0) -> Iterator[tuple
     with updating(engine, round(STEP_ROWS * scale)):
         yield "during_updates", timed(read, ROWS, seconds)
         if hasattr(Engine, "reads"):
-            yield "unlocked_during_updates", timed(lambda ids: engine.reads.lookup_tables({TABLE: ids}), ROWS, seconds)
+            yield "unlocked_during_updates", timed(lambda ids: engine.reads.lookup({TABLE: ids}), ROWS, seconds)
     if hasattr(penstock, "Reader"):
         yield from shared(config, folder / "shared", seconds, str(round(STEP_ROWS * scale)))
     with running(DISCARD) as address, bare_exchange(address) as exchange:

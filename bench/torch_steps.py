@@ -100,7 +100,7 @@ def transfers_step(store: pt.Store) -> Callable[[Any], None]:
     def step(batch: Any) -> None:
         ids, _ = planned({name: values.numpy() for name, (values, _) in batch.items()})
         pulled = store.pull(ids)
-        store.push([Block(ids, np.concatenate(list(pulled.rows.values())))], pulled.step)
+        store.push([Block(ids, np.concatenate(list(pulled.rows.values())))], pulled.version.step)
 
     return step
 

@@ -31,6 +31,7 @@ _NAMES = {
     "penstock.serving.flight": "connect",
     "penstock.serving.shared.table_reader": "Reader",
     "penstock.model.stats": "Report TableReport",
+    "penstock.model.version": "Version",
     "penstock.model.updates": "DynamicLearningRate",
     "penstock.model.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad "
     "MDLAdagradLight ProximalAdagrad RowWiseAdagrad",

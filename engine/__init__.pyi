@@ -48,6 +48,7 @@ from penstock.serving.flight import connect as connect
 from penstock.serving.shared.table_reader import Reader as Reader
 from penstock.model.stats import Report as Report
 from penstock.model.stats import TableReport as TableReport
+from penstock.model.version import Version as Version
 from penstock.model.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.model.updates.adagrad_family import Adagrad as Adagrad
 from penstock.model.updates.adagrad_family import AdagradMomentum as AdagradMomentum

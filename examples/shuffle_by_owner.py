@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.contrib.shares import Router, WholeTables, frames_of
-from penstock.core.engine_core import Context
+from penstock.core.observers import Context
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.frames import FrameRun
 from penstock.model.learning_rates import LearningRates

@@ -1,8 +1,5 @@
 """An import path that stays, of ``penstock.serving.flight``."""
 
-from penstock.serving.flight import Client, Delta, TableAt, connect
-from penstock.serving.flight.lookup_client import LookupResult
-from penstock.serving.flight.messages import Ack
-from penstock.serving.flight.producer import Producer
+from penstock.serving.flight import Ack, Client, Delta, LookupResult, Producer, Status, TableAt, connect
 
-__all__ = ["Ack", "Client", "Delta", "LookupResult", "Producer", "TableAt", "connect"]
+__all__ = ["Ack", "Client", "Delta", "LookupResult", "Producer", "Status", "TableAt", "connect"]

@@ -63,13 +63,21 @@ class Patience:
         interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def call(self, call: Callable[[], T], error_of: Callable[[OSError], PenstockError]) -> T:
-        """Call until it raises no OSError. Raises the error of the last one, if patience is over."""
+    def call(
+        self,
+        call: Callable[[], T],
+        error_of: Callable[[Exception], PenstockError],
+        kinds: tuple[type[Exception], ...] = (OSError,),
+    ) -> T:
+        """Call until it raises no error of these kinds. Raises that of the last one, if patience is over."""
         while True:
             try:
-                return call()
-            except OSError as error:
+                result = call()
+            except kinds as error:
                 self.wait(error_of(error))
+            else:
+                self.good()
+                return result
 
     def _report(self, error: PenstockError, retried_s: float) -> None:
         limit = "no limit" if self._patience_s == math.inf else f"{self._patience_s:g} s"

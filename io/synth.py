@@ -99,12 +99,8 @@ class SynthOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise UsageError(f"--{name.replace('_', '-')}: expected {least} to {most}, got {value}")
-        if self.distribution not in DISTRIBUTIONS:
-            raise UsageError(f"--distribution: expected one of {', '.join(DISTRIBUTIONS)}, got '{self.distribution}'")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):
             raise UsageError(f"--alpha: expected a finite number of at least 0, got {self.alpha}")
-        if self.ids not in IDS:
-            raise UsageError(f"--ids: expected one of {', '.join(IDS)}, got '{self.ids}'")
         if not 0 <= self.churn <= MAX_CHURN:
             raise UsageError(f"--churn: expected a number from 0 to {MAX_CHURN:g}, got {self.churn}")
         if self.churn and self.ids != "hashed":

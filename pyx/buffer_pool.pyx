@@ -10,8 +10,6 @@ import numpy as np
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT
 
-from ._types cimport index_t, real_t
-
 cdef char* BYTES = "B"
 
 cdef enum:
@@ -132,15 +130,3 @@ cdef class Sums:
 
     def __iter__(self):
         return iter((self.ids, self.sums))
-
-
-def divide(real_t[:, ::1] sums not None, const index_t[:] counts not None):
-    """Divide each row of ``sums`` in place by its count, which is converted to the dtype of ``sums`` first.
-
-    sums : float32 or float64, shape (n, dim); counts : int64, shape (n,)
-    """
-    # NumPy's division would end the process if it could not allocate its buffers.
-    cdef Py_ssize_t i, c
-    for i in range(sums.shape[0]):
-        for c in range(sums.shape[1]):
-            sums[i, c] /= <real_t>counts[i]

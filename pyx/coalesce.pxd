@@ -1,7 +1,7 @@
 # One owner's share of a table's sums, and the first phase that fills it: look up the ids of a frame.
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from ._types cimport id_t, index_t
+from ._types cimport id_t, index_t, real_t
 from .id_table cimport IdBuckets
 
 
@@ -70,6 +70,14 @@ cdef struct Part:
     int num_folding                   # threads that fold rows of the part, or wait for some
     uint32_t taken                    # a bit per group of slots: a thread folds rows of it
     int64_t[NUM_GROUPS] next_rows     # of each group: those before it have been folded or taken
+
+
+cdef inline void divide(const Part* part, real_t* sums, Py_ssize_t dim) noexcept nogil:
+    """Divide each sum of a part that has marks by the number of frames of its id, converted to the sums' type."""
+    cdef Py_ssize_t i, c
+    for i in range(part.num_ids):
+        for c in range(dim):
+            sums[i * dim + c] /= <real_t>part.marks[i].count
 
 
 cdef double harmless(double largest, Py_ssize_t num_rows, bint wide) noexcept nogil

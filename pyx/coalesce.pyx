@@ -10,16 +10,13 @@ from libc.float cimport DBL_MAX, FLT_MAX
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from ._types cimport id_t, index_t
-from .id_table cimport NEW_ID, id_buckets_clear, id_buckets_find, prefetch
+from .id_table cimport NEW_ID, id_buckets_clear, id_buckets_find
+from .prefetch cimport prefetch
+from .progress cimport ALL_DONE, is_set, publish
 
 cdef extern from "id_map.h" nogil:
     Py_ssize_t id_map_find(uint32_t* entries, uint32_t base, uint32_t run_base, const id_t* ids, long n, id_t* held,
                            uint8_t* fresh, Py_ssize_t num_held, uint32_t* slots, bint* search_first)
-
-cdef extern from "progress.h" nogil:
-    const int64_t ALL_DONE
-    bint is_set(const int* flag)
-    void publish(int64_t* progress, int64_t value)
 
 cdef enum:
     NEIGHBOURS = 512  # ids whose bits are in one cache line

@@ -9,12 +9,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from ._types cimport id_t
-
-cdef extern from *:
-    """
-    #define prefetch_byte(address) __builtin_prefetch(address, 1)
-    """
-    void prefetch_byte(const void* address) nogil
+from .prefetch cimport prefetch_write
 
 cdef enum:
     CHANGED_BIT = 1
@@ -42,7 +37,7 @@ def change(uint8_t[::1] marks not None, const id_t[::1] ids not None, id_t[::1] 
     with nogil:
         for i in range(n):
             if i + AHEAD < n:
-                prefetch_byte(&marks[ids[i + AHEAD]])
+                prefetch_write(&marks[ids[i + AHEAD]])
             # Written whether it waits or not, and kept only where it does: no branch to guess.
             waiting[num_waiting] = ids[i]
             num_waiting += marks[ids[i]] >> 1 & 1

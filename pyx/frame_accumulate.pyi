@@ -1,28 +1,16 @@
 from collections.abc import Sequence
-from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import disjoint_base
 
+from penstock.model.frames import Rows
 from penstock.pyx.accumulator import Accumulator
-
-class _Rows(Protocol):
-    @property
-    def ids(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def grads(self) -> npt.NDArray[Any]: ...
-    @property
-    def which(self) -> npt.NDArray[np.int64] | None: ...
-    @property
-    def gains(self) -> npt.NDArray[np.float32] | None: ...
 
 @disjoint_base
 class Intake:
     def begin(
         self,
         accumulators: list[Accumulator],
-        blocks: list[Sequence[_Rows]],
+        blocks: list[Sequence[Rows]],
         frame: int,
         parts: Sequence[int] | None = None,
     ) -> bool: ...

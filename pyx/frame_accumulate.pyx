@@ -9,22 +9,14 @@ the only driver of the accumulators: the engine's pipeline, the public accumulat
 all add frames through it.
 """
 
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.bytearray cimport PyByteArray_AS_STRING
 
 from ._types cimport index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Vocabulary, part_find
 from .gradient_blocks cimport blocks_of
+from .progress cimport enters, is_set, leaves, set_flag, takes, yield_a_moment
 from .row_sums cimport BAD, DISTURBED, LARGE, NOTHING, WORKED, part_check, part_fold
-
-
-cdef extern from "progress.h" nogil:
-    bint is_set(const int* flag)
-    void set_flag(int* flag)
-    bint takes(int* flag)
-    void yield_a_moment(int number)
-    void enters(int* num_threads)
-    bint leaves(int* num_threads)
 
 
 cdef enum:
@@ -51,8 +43,9 @@ cdef class Intake:
     and ``work``; then ``end``, or ``undo`` where ``work`` returned False.
     """
     cdef list accumulators
+    cdef bytearray memory       # of the tasks
     cdef Task* tasks
-    cdef Py_ssize_t num_tasks, room
+    cdef Py_ssize_t num_tasks
     cdef int bad, large
     cdef int num_threads        # threads that stay until nothing is left
     cdef int left               # whether a thread has left this frame, because it had no processor
@@ -60,10 +53,7 @@ cdef class Intake:
     cdef int next_alone         # the same, after the next frame that a thread leaves
 
     def __cinit__(self):
-        self.accumulators = []
-
-    def __dealloc__(self):
-        PyMem_Free(self.tasks)
+        self.accumulators, self.memory = [], bytearray()
 
     def begin(self, list accumulators not None, list blocks not None, index_t frame, parts=None):
         """Make room for a frame's rows in every accumulator, or in none.
@@ -226,23 +216,15 @@ cdef class Intake:
         cdef Py_ssize_t number, num_parts = num_checks or accumulator.num_parts
         if phase == FOLD and not accumulator.dim:
             return 0  # only ids are counted
-        self._reserve(self.num_tasks + num_parts)
+        if (self.num_tasks + num_parts) * <Py_ssize_t>sizeof(Task) > len(self.memory):
+            self.memory += bytes(len(self.memory) + num_parts * sizeof(Task))
+            self.tasks = <Task*>PyByteArray_AS_STRING(self.memory)
         for number in range(num_parts):
             task = &self.tasks[self.num_tasks]
             task.phase, task.begun, task.part = phase, 0, NULL if phase == CHECK else &accumulator.parts[number]
             task.vocabulary, task.frame = &accumulator.vocabulary, &accumulator.frame
             task.number, task.num_parts = number, num_parts
             self.num_tasks += 1
-        return 0
-
-    cdef int _reserve(self, Py_ssize_t num_tasks) except -1:
-        cdef Py_ssize_t capacity = max(num_tasks, 2 * self.room)
-        cdef Task* grown
-        if num_tasks > self.room:
-            grown = <Task*>PyMem_Realloc(self.tasks, capacity * sizeof(Task))
-            if grown == NULL:
-                raise MemoryError(f"no memory for {capacity} tasks")
-            self.tasks, self.room = grown, capacity
         return 0
 
     cdef int _forget(self) except -1:

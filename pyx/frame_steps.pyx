@@ -13,7 +13,7 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from ._types cimport id_t, index_t
 from .accumulator cimport Accumulator
-from .coalesce cimport Frame, Part, Source, Vocabulary, harmless, part_begin, part_clear, part_find, part_undo
+from .coalesce cimport Frame, Part, Source, Vocabulary, divide, harmless, part_begin, part_clear, part_find, part_undo
 from .gate_counts cimport GateCounts
 from .gradient_blocks cimport GradientBlocks
 from .id_table cimport id_buckets_reserve
@@ -206,12 +206,13 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Gradi
         if bad:
             part_undo(part, vocabulary)
             break
-        gate.admit_one()
+        gate.num_accumulated += 1
         run.next += 1
         run.number += 1
         if opens:
             step_rows(accumulator, part, step, run, <uint64_t>gate.global_step + 1)
-            gate.pass_through()
+            gate.num_accumulated = 0
+            gate.global_step += 1
             accumulator.first_frame = run.number
             # So many ids again, at most; where there is no memory for the index, another path says so.
             if vocabulary.entries == NULL and not id_buckets_reserve(&part.buckets, run.room, part.ids):
@@ -225,11 +226,8 @@ cdef void step_rows(Accumulator accumulator, Part* part, Step step, Run* run, ui
     """Update the rows of what is held, and hold nothing. number : of steps afterwards"""
     cdef float* sums = <float*>part.sums
     cdef double began = seconds_now()
-    cdef Py_ssize_t i, c
     if run.mean and part.marks != NULL:
-        for i in range(part.num_ids):
-            for c in range(accumulator.dim):
-                sums[i * accumulator.dim + c] /= <float>part.marks[i].count
+        divide(part, sums, accumulator.dim)
     step.update_small(part.ids, sums, part.num_ids, run.rate, number)
     memcpy(run.changed + run.num_changes, part.ids, part.num_ids * sizeof(id_t))
     run.seconds[run.num_steps] = seconds_now() - began

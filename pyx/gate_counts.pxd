@@ -10,5 +10,3 @@ cdef class GateCounts:
     cdef bint behind(self, index_t local_step) noexcept nogil
     cdef bint due(self, index_t more) noexcept nogil
     cdef bint may_open(self) noexcept nogil
-    cdef void admit_one(self) noexcept nogil
-    cdef void pass_through(self) noexcept nogil

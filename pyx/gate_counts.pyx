@@ -53,10 +53,3 @@ cdef class GateCounts:
 
     cdef bint may_open(self) noexcept nogil:
         return self.first_step <= self.global_step <= self.last_step
-
-    cdef void admit_one(self) noexcept nogil:
-        self.num_accumulated += 1
-
-    cdef void pass_through(self) noexcept nogil:
-        self.num_accumulated = 0
-        self.global_step += 1

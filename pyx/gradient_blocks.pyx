@@ -1,7 +1,5 @@
 """The rows of a frame, or of several, on their way into an accumulator: where they lie, looked up once under the GIL."""
 
-import numpy as np
-
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdlib cimport free, realloc
 from libc.string cimport strchr
@@ -129,10 +127,9 @@ cdef GradientBlocks blocks_of(blocks, Py_ssize_t dim, bint wide):
     for block in blocks:
         ids, grads, which, gains = block
         if not point(&source, ids, grads, which, gains, dim, wide):
-            check(ids, grads, which, dim, wide)
-            if gains is not None:
-                check_gains(gains, len(ids), wide)
-            raise ValueError("ids, grads, which and gains: expected arrays of this machine's own types")
+            got = ", ".join(f"{array.dtype} {array.shape}" for array in block if array is not None)
+            raise ValueError(f"expected aligned arrays with contiguous rows: ids and which int64 (n,), grads float"
+                             f"{64 if wide else 32} (n, {dim}), gains float32 (n,), not of float64; got {got}")
         if source.num_rows:
             whole.add(source.ids, source.rows, source.stride, source.num_rows)
             whole.sources[whole.num_sources - 1] = source
@@ -141,7 +138,7 @@ cdef GradientBlocks blocks_of(blocks, Py_ssize_t dim, bint wide):
 
 
 cdef bint point(Source* s, ids, grads, which, gains, Py_ssize_t dim, bint wide) except -1:
-    """Where the rows of a block lie. False where its arrays are not what is summed: ``check`` says why."""
+    """Where the rows of a block lie. False where its arrays are not what is summed."""
     cdef Py_buffer view
     cdef bint fits
     cdef Py_ssize_t num_grads, itemsize = sizeof(double) if wide else sizeof(float)
@@ -166,32 +163,6 @@ cdef bint point(Source* s, ids, grads, which, gains, Py_ssize_t dim, bint wide) 
         s.scales = <const float*>row_of_numbers(gains, b"f", sizeof(float), &num_grads)
         fits = fits and s.scales != NULL and num_grads == s.num_rows and not wide
     return fits
-
-
-cdef int check(ids, grads, which, Py_ssize_t dim, bint wide) except -1:
-    dtype = np.dtype(np.float64 if wide else np.float32)
-    rows = ids if which is None else which
-    if ids.dtype != np.int64 or ids.ndim != 1 or not ids.flags.c_contiguous:
-        raise ValueError(f"ids: expected contiguous int64 of shape (n,), got {ids.dtype} of shape {ids.shape}")
-    if grads.dtype != dtype:
-        raise ValueError(f"grads: expected {dtype}, got {grads.dtype}")
-    if grads.ndim != 2 or grads.shape[1] != dim or (which is None and len(grads) != len(ids)):
-        raise ValueError(f"grads: expected shape ({len(ids)}, {dim}), got {grads.shape}")
-    if dim > 1 and len(ids) and grads.strides[1] != grads.itemsize:
-        raise ValueError("grads: rows must be contiguous")
-    if not (ids.flags.aligned and grads.flags.aligned and rows.flags.aligned):
-        raise ValueError("ids, grads and which: expected aligned arrays")  # C may assume that they are
-    if rows.dtype != np.int64 or len(rows) != len(ids) or not rows.flags.c_contiguous:
-        raise ValueError(f"which: expected contiguous int64 of shape ({len(ids)},), got {rows.dtype} {rows.shape}")
-
-
-cdef int check_gains(gains, num_rows, bint wide) except -1:
-    if wide:
-        raise ValueError("gains: only where float32 is summed")
-    if gains.dtype != np.float32 or gains.shape != (num_rows,) or not gains.flags.c_contiguous:
-        raise ValueError(f"gains: expected contiguous float32 of shape ({num_rows},), got {gains.dtype} {gains.shape}")
-    if not gains.flags.aligned:
-        raise ValueError("gains: expected an aligned array")
 
 
 cdef const void* row_of_numbers(array, const char* kinds, Py_ssize_t itemsize, Py_ssize_t* num) except? NULL:

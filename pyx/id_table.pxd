@@ -3,13 +3,6 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from ._types cimport id_t
 
-cdef extern from *:
-    """
-    #define PENSTOCK_PREFETCH(address) __builtin_prefetch(address)
-    """
-    # A hint to fetch a cache line that will be needed a few turns of a loop later; it cannot fault.
-    void prefetch "PENSTOCK_PREFETCH" (const void* address) noexcept nogil
-
 cdef extern from "id_buckets.h" nogil:
     enum:
         MOST_SLOTS
@@ -35,6 +28,11 @@ cdef class IdTable:
     cdef int _make_room(self, size_t num_ids) except -1
 
 
+cdef class IdBits:
+    cdef uint8_t* bits
+    cdef size_t num_bytes
+
+
 # Where the vocabulary is known and not huge: four bytes per row of the table, no hashing.
 #
 # An entry is a number that only grows: base + index for an id that is held now. Entries below base are of openings
@@ -43,10 +41,5 @@ cdef class IdMap:
     cdef uint32_t* entries
     cdef Py_ssize_t size
     cdef uint32_t base, run_base
-    cdef size_t num_bytes
+    cdef IdBits memory
     cdef int make_room(self, Py_ssize_t num_rows) except -1
-
-
-cdef class IdBits:
-    cdef uint8_t* bits
-    cdef size_t num_bytes

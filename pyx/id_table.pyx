@@ -73,16 +73,9 @@ cdef class IdMap:
     """size : the vocabulary. Large maps take memory only where ids occur."""
 
     def __cinit__(self, Py_ssize_t size):
-        self.size = size
-        self.num_bytes = max(size, 1) * sizeof(uint32_t)
-        self.entries = <uint32_t*>penstock_allocate_zeroed(self.num_bytes)
-        if self.entries == NULL:
-            raise MemoryError(f"cannot allocate {self.num_bytes} bytes for the index of {size} ids")
+        self.size, self.memory = size, IdBits(32 * size)
+        self.entries = <uint32_t*>self.memory.bits
         self.base = self.run_base = SEEN + 1
-
-    def __dealloc__(self):
-        if self.entries != NULL:
-            penstock_release(self.entries, self.num_bytes)
 
     cdef int make_room(self, Py_ssize_t num_rows) except -1:
         """Renumber where num_rows indices from base on would not fit 32 bits: once in four billion distinct ids."""
@@ -114,7 +107,7 @@ cdef class IdBits:
         self.num_bytes = size // 8 + 1
         self.bits = <uint8_t*>penstock_allocate_zeroed(self.num_bytes)
         if self.bits == NULL:
-            raise MemoryError(f"cannot allocate {self.num_bytes} bytes to count distinct ids")
+            raise MemoryError(f"cannot allocate {self.num_bytes} bytes for the ids of a table")
 
     def __dealloc__(self):
         if self.bits != NULL:

@@ -8,7 +8,6 @@
 #ifndef PENSTOCK_PAGE_COUNTERS_H
 #define PENSTOCK_PAGE_COUNTERS_H
 
-#include <sched.h>
 #include <stdint.h>
 
 enum {
@@ -16,8 +15,7 @@ enum {
     MOST_PAGES = 256,    /* or more: 2 KB of numbers stay in a thread's first-level cache next to the rows */
     PAGES_BEGIN = 8,     /* in the numbers of a thread: the first is that of its last complete batch */
     MOST_WRITERS = 1025, /* threads that have numbers */
-    ROWS_MARKED = 32,    /* of a batch: a reader waits for less than a microsecond */
-    READ_SPINS = 256     /* before a reader gives its processor to the thread that it waits for */
+    ROWS_MARKED = 32     /* of a batch: a reader waits for less than a microsecond */
 };
 
 /* The logarithm of the rows of a page. */
@@ -54,15 +52,6 @@ static inline uint64_t page_version(const uint64_t *numbers, int64_t page, int64
 }
 
 static inline void end_copy(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-
-static inline void read_again(int times) {
-    if (times >= READ_SPINS)
-        sched_yield();
-#if defined(__x86_64__) || defined(__i386__)
-    else
-        __builtin_ia32_pause();
-#endif
-}
 
 /* Words that processes share. */
 #define load_word(word) __atomic_load_n(word, __ATOMIC_ACQUIRE)

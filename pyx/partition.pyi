@@ -9,15 +9,6 @@ _Float32 = npt.NDArray[np.float32]
 BEGINS: int
 
 def locate(ids: _Int64, vocabulary_size: int, num_shards: int, mod: bool) -> tuple[_Int64, _Int64]: ...
-def place(
-    ids: _Int64,
-    vocabulary_size: int,
-    num_shards: int,
-    mod: bool,
-    shards_per_owner: int,
-    rows_per_shard: int,
-    num_owners: int,
-) -> tuple[_Int32, _Int32]: ...
 def scatter(
     owners: _Int64,
     numbers: _Int64,

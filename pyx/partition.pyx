@@ -5,7 +5,8 @@ splits the table into contiguous runs of which the first ``vocabulary_size % num
 longer. Shards are virtual: a fixed number of them, in contiguous runs, belong to an owner (a
 device), so that where a row lives in its shard does not depend on how many devices there are.
 
-The functions that lay out release the GIL: ranges of rows (``destinations``, ``order``, ``lay``) and devices
+``packing.Packer`` calls the functions that lay out, on what ``destinations`` has checked and on arrays that it
+allocates: the others check neither again. They release the GIL: ranges of rows (``destinations``, ``order``, ``lay``) and devices
 (``number``, ``group``) can be laid out on several threads.
 """
 
@@ -22,10 +23,10 @@ cdef extern from "row_layout.h" nogil:
         char* words
         long cell_bytes, device_bytes
         int32_t* lines
-        long num_devices, first_cell, num_cells
+        long first_cell, num_cells
         const int32_t* offsets
         long num_offsets
-    long lay_all(const Cells* to, const char* rows, long num_bytes, long n, const int32_t* devices,
+    void lay_all(const Cells* to, const char* rows, long num_bytes, long n, const int32_t* devices,
                  const int32_t* cells, const int32_t* lines, const int32_t* places, bint streams)
 
 # The bit of a mark that says that a row is the first of its line; the others are its place there.
@@ -42,7 +43,9 @@ def locate(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, 
     Returns shards int64 (n,), rows int64 (n,).
     """
     cdef Py_ssize_t i
-    check(ids, vocabulary_size, num_shards)
+    if num_shards < 1:
+        raise ValueError(f"num_shards must be at least 1, got {num_shards}")
+    check(ids, vocabulary_size)
     cdef Shards of_table = shards_of(vocabulary_size, num_shards, mod)
     out_shards, out_rows = np.empty(ids.shape[0], np.int64), np.empty(ids.shape[0], np.int64)
     cdef id_t[::1] shards = out_shards
@@ -51,28 +54,6 @@ def locate(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, 
         for i in range(ids.shape[0]):
             locate_one(ids[i], &of_table, &shards[i], &rows[i])
     return out_shards, out_rows
-
-
-def place(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, bint mod,  # IN
-          id_t shards_per_owner, id_t rows_per_shard, Py_ssize_t num_owners):
-    """The owner of every id and its row there: int32 (n,) each."""
-    cdef Py_ssize_t i
-    cdef id_t shard, row, owner
-    check(ids, vocabulary_size, num_shards)
-    if shards_per_owner * num_owners < num_shards:
-        raise ValueError(f"{num_owners} owners of {shards_per_owner} shards do not hold {num_shards} shards")
-    cdef Shards of_table = shards_of(vocabulary_size, num_shards, mod)
-    cdef Divisor per_owner = divisor_of(max(shards_per_owner, <id_t>1))
-    out_owners, out_rows = np.empty(ids.shape[0], np.int32), np.empty(ids.shape[0], np.int32)
-    cdef int32_t[::1] owners = out_owners
-    cdef int32_t[::1] rows = out_rows
-    with nogil:
-        for i in range(ids.shape[0]):
-            locate_one(ids[i], &of_table, &shard, &row)
-            owner = divided(shard, per_owner)
-            owners[i] = <int32_t>owner
-            rows[i] = <int32_t>((shard - owner * shards_per_owner) * rows_per_shard + row)
-    return out_owners, out_rows
 
 
 def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  # IN
@@ -86,26 +67,17 @@ def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  
         grads of each; None: all in order; gains : float32 (n,), factors; None: none; counts : int64 (n,), raw rows of each; None: 1
     rows_at, floats_at : int64 (number of owners,), where each owner's rows continue in the outputs; moved on
     out_numbers : int64; out_grads : float32; out_counts : uint32, or None: not wanted
-    Raises ValueError or IndexError; nothing has changed then.
+    The caller has counted the rows of each owner: the outputs have room for them.
     """
     cdef Py_ssize_t i, j, row, n = owners.shape[0], dim = grads.shape[1], num_owners = rows_at.shape[0]
     cdef id_t position, owner
     cdef grad_t* to
-    check(owners, num_owners, 1)
     if n and dim > 1 and grads.strides[1] != sizeof(grad_t):
         raise ValueError("expected contiguous rows")
     if floats_at.shape[0] != num_owners or numbers.shape[0] != n or (
         grads.shape[0] != n if which is None else which.shape[0] != n
     ) or (gains is not None and gains.shape[0] != n) or (counts is not None and counts.shape[0] != n):
         raise ValueError(f"expected {n} numbers, gradients, factors and counts, and {num_owners} places")
-    if which is not None:
-        check(which, grads.shape[0], 1)
-    need = np.bincount(np.asarray(owners), minlength=num_owners)
-    if ((np.asarray(rows_at) + need).max(initial=0) > out_numbers.shape[0] or np.asarray(rows_at).min(initial=0) < 0
-            or (np.asarray(floats_at) + need * dim).max(initial=0) > out_grads.shape[0]
-            or np.asarray(floats_at).min(initial=0) < 0
-            or (out_counts is not None and out_counts.shape[0] != out_numbers.shape[0])):
-        raise IndexError(f"{n} rows of {dim} floats do not fit")
     with nogil:
         for i in range(n):
             owner = owners[i]
@@ -131,7 +103,7 @@ def destinations(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_sh
     """Put the device of every id, its line there, and its place among the rows of the line, into the outputs.
 
     ids : int64, shape (n,), 0 <= id < vocabulary_size; group : rows of a line; first_line : of the table on every device
-    devices, lines, places : int32, shape (n,); places None: not wanted
+    devices, lines, places : int32, shape (n,); places None: not wanted. With a group of 1, a line is the row there
     counts : int64, shape (devices,): the rows of each are added
     """
     cdef Py_ssize_t i, n = ids.shape[0], num_devices = counts.shape[0], wrong = -1
@@ -173,46 +145,31 @@ def order(const int32_t[::1] devices not None, int32_t first,  # IN
     starts : int64, shape (devices,), where those of each begin in ``entries``, int32, into which rows are put by device;
         None: neither is wanted
     """
-    cdef Py_ssize_t i, n = devices.shape[0], num_devices = next_of.shape[0], wrong = -1
+    cdef Py_ssize_t i
     cdef int64_t cell
-    if cells.shape[0] != n or (starts is None) != (entries is None) or (
-        starts is not None and starts.shape[0] != num_devices
-    ):
-        raise ValueError(f"expected room for {n} rows, and a start for each of {num_devices} devices")
     with nogil:
-        for i in range(n):
-            if devices[i] < 0 or devices[i] >= num_devices:
-                wrong = i
-                break
+        for i in range(devices.shape[0]):
             cell = next_of[devices[i]]
             next_of[devices[i]] = cell + 1
             cells[i] = <int32_t>cell
             if entries is not None:
-                cell += starts[devices[i]]
-                if cell < 0 or cell >= entries.shape[0]:
-                    wrong = i
-                    break
-                entries[cell] = first + <int32_t>i
-    if wrong >= 0:
-        raise ValueError(f"row {wrong} of device {devices[wrong]} has no place among those of {num_devices} devices")
+                entries[cell + starts[devices[i]]] = first + <int32_t>i
 
 
 def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None,  # IN
            int32_t[::1] numbers not None):  # OUT
     """Number the lines of some rows by first appearance.
 
-    rows : int32, shape (n,), indices into ``lines``, which are int32 >= 0
+    rows : int32, shape (n,), of ``order``'s entries, indices into ``lines``, which are int32 >= 0
     numbers : int32, of all rows: the number of its line is put where each of these rows is
     Returns the lines, int32 (k,).
     """
-    cdef Py_ssize_t i, n = rows.shape[0], wrong = -1
+    cdef Py_ssize_t i, n = rows.shape[0]
     distinct_of = np.empty(n, np.int32)
     cdef int32_t[::1] distinct = distinct_of
     cdef size_t mask = 16, slot
     cdef int32_t line
     cdef uint32_t used = 0
-    if numbers.shape[0] != lines.shape[0]:
-        raise ValueError(f"expected room for {lines.shape[0]} numbers")
     while mask < <size_t>(2 * n):
         mask *= 2
     # A line above the number that it has, plus 1; 0: free. One load tells both.
@@ -222,9 +179,6 @@ def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None, 
     mask -= 1
     with nogil:
         for i in range(n):
-            if rows[i] < 0 or rows[i] >= lines.shape[0]:
-                wrong = i
-                break
             line = lines[rows[i]]
             slot = (<size_t>(<uint32_t>line * <uint32_t>2654435769) >> 7) & mask
             while table[slot] != 0 and <int32_t>(table[slot] >> 32) != line:
@@ -235,8 +189,6 @@ def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None, 
                 table[slot] = <uint64_t><uint32_t>line << 32 | used
             numbers[rows[i]] = <int32_t>(<uint32_t>table[slot] - 1)
     free(table)
-    if wrong >= 0:
-        raise ValueError(f"row {rows[wrong]} is not one of {lines.shape[0]}")
     return distinct_of[:used]
 
 
@@ -245,44 +197,36 @@ def group(const int32_t[::1] rows not None, Py_ssize_t num_lines, const int32_t[
           uint8_t[::1] marks not None):  # OUT
     """Give some rows cells from 0 on, those of a line together, lines in the order of their numbers.
 
-    rows : int32, shape (n,), indices into ``places``, the place of each row in its line, and into ``cells``
-    cells : int32; IN the number of each row's line, below ``num_lines``, OUT its cell
+    rows : int32, shape (n,), of ``order``'s entries, indices into ``places``, the place of each row in its line, and
+        into ``cells``
+    cells : int32; IN the number of each row's line, as ``number`` gives it, below ``num_lines``, OUT its cell
     marks : uint8, shape (size,), by cell the place of the row, and ``BEGINS`` for the first of a line. Cells beyond the
         rows are pads, each the first of a line
     """
-    cdef Py_ssize_t i, n = rows.shape[0], wrong = -1
+    cdef Py_ssize_t i, n = rows.shape[0]
     cdef int32_t row, cell = 0, count
     next_of = np.zeros(max(num_lines, <Py_ssize_t>0) + 1, np.int32)
     cdef int32_t[::1] next_cell = next_of
-    if marks.shape[0] < n or cells.shape[0] != places.shape[0]:
-        raise ValueError(f"expected marks and cells of {n} rows")
     with nogil:
         for i in range(n):
+            next_cell[cells[rows[i]]] += 1
+        for i in range(num_lines):
+            count = next_cell[i]
+            next_cell[i] = cell
+            cell += count
+        for i in range(n):
             row = rows[i]
-            if row < 0 or row >= cells.shape[0] or cells[row] < 0 or cells[row] >= num_lines:
-                wrong = i
-                break
-            next_cell[cells[row]] += 1
-        if wrong < 0:
-            for i in range(num_lines):
-                count = next_cell[i]
-                next_cell[i] = cell
-                cell += count
-            for i in range(n):
-                row = rows[i]
-                cell = next_cell[cells[row]]
-                next_cell[cells[row]] = cell + 1
-                cells[row] = cell
-                marks[cell] = <uint8_t>places[row]
-            for i in range(n, marks.shape[0]):
-                marks[i] = FIRST_OF_LINE
-            # The first of each line: where the line before it has ended.
-            if n:
-                marks[0] |= FIRST_OF_LINE
-            for i in range(num_lines - 1):
-                marks[next_cell[i]] |= FIRST_OF_LINE
-    if wrong >= 0:
-        raise ValueError(f"row {rows[wrong]} is not in one of {num_lines} lines")
+            cell = next_cell[cells[row]]
+            next_cell[cells[row]] = cell + 1
+            cells[row] = cell
+            marks[cell] = <uint8_t>places[row]
+        for i in range(n, marks.shape[0]):
+            marks[i] = FIRST_OF_LINE
+        # The first of each line: where the line before it has ended.
+        if n:
+            marks[0] |= FIRST_OF_LINE
+        for i in range(num_lines - 1):
+            marks[next_cell[i]] |= FIRST_OF_LINE
 
 
 def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, int32_t first_cell,  # IN
@@ -300,16 +244,8 @@ def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, 
         neither is wanted
     streams : write past the caches, if cells and rows are whole cache lines: nothing reads them again soon
     """
-    cdef Py_ssize_t n = devices.shape[0], dim = values.shape[1], wrong = -1
+    cdef Py_ssize_t n = devices.shape[0], dim = values.shape[1]
     cdef Cells to
-    if cells.shape[0] != n or values.shape[0] != n or (lines is not None and lines.shape[0] != n) or (
-        places is not None and places.shape[0] != n
-    ):
-        raise ValueError(f"expected the cells and lines of {n} rows")
-    if (places is None) != (offsets is None) or (lines is None) != (out_lines is None) or (
-        out_lines is not None and (out_lines.shape[0] != words.shape[0] or out_lines.shape[1] != words.shape[1])
-    ):
-        raise ValueError("expected places with offsets, and lines with room for them")
     starts = np.zeros(1, np.int32) if offsets is None else np.asarray(offsets)
     if len(starts) and (starts.min() < 0 or starts.max() + dim > words.shape[2]):
         raise ValueError(f"a row of {dim} words does not fit a cell of {words.shape[2]}")
@@ -317,23 +253,19 @@ def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, 
         return
     cdef const int32_t[::1] num_bytes = starts.astype(np.int32) * <int>sizeof(int32_t)
     to.words, to.cell_bytes = <char*>&words[0, 0, 0], words.shape[2] * sizeof(int32_t)
-    to.device_bytes, to.num_devices = to.cell_bytes * words.shape[1], words.shape[0]
+    to.device_bytes = to.cell_bytes * words.shape[1]
     to.first_cell, to.num_cells = first_cell, words.shape[1]
     to.lines = NULL if out_lines is None else &out_lines[0, 0]
     to.offsets, to.num_offsets = NULL, 0
     if offsets is not None and num_bytes.shape[0]:
         to.offsets, to.num_offsets = &num_bytes[0], num_bytes.shape[0]
     with nogil:
-        wrong = lay_all(&to, <const char*>&values[0, 0], dim * sizeof(grad_t), n, &devices[0], &cells[0],
-                        NULL if lines is None else &lines[0], NULL if places is None else &places[0], streams)
-    if wrong >= 0:
-        raise ValueError(f"row {wrong}: no device {devices[wrong]}, or no such place in a line")
+        lay_all(&to, <const char*>&values[0, 0], dim * sizeof(grad_t), n, &devices[0], &cells[0],
+                NULL if lines is None else &lines[0], NULL if places is None else &places[0], streams)
 
 
-cdef int check(const id_t[::1] ids, id_t vocabulary_size, id_t num_shards) except -1:
+cdef int check(const id_t[::1] ids, id_t vocabulary_size) except -1:
     cdef Py_ssize_t i
-    if num_shards < 1:
-        raise ValueError(f"num_shards must be at least 1, got {num_shards}")
     for i in range(ids.shape[0]):
         if ids[i] < 0 or ids[i] >= vocabulary_size:
             raise ValueError(f"id at {i}: expected 0 <= id < {vocabulary_size}, got {ids[i]}")

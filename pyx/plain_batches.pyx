@@ -10,7 +10,6 @@ import numpy as np
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from ._types cimport id_t, index_t
@@ -41,40 +40,30 @@ cdef class PlainRows:
     """
     cdef readonly GradientBlocks blocks
     cdef readonly object bounds, steps
-    cdef const id_t** block_steps
-    cdef Py_ssize_t room
+    cdef list block_steps       # of each block, the address of its steps
 
     def __cinit__(self, Py_ssize_t width):
-        self.blocks = GradientBlocks(width)
-
-    def __dealloc__(self):
-        free(self.block_steps)
+        self.blocks, self.block_steps = GradientBlocks(width), []
 
     cdef int add(self, const Columns* columns) except -1:
-        cdef Py_ssize_t number = self.blocks.num_sources
-        cdef void* grown
         self.blocks.reserve(1)
-        if columns.steps != NULL and number >= self.room:
-            grown = realloc(self.block_steps, 2 * (number + 1) * sizeof(id_t*))
-            if grown == NULL:
-                raise MemoryError(f"no memory for the steps of {number + 1} batches")
-            self.block_steps, self.room = <const id_t**>grown, 2 * (number + 1)
         if columns.steps != NULL:
-            self.block_steps[number] = <const id_t*>columns.steps
+            self.block_steps.append(<size_t>columns.steps)
         self.blocks.add(<const id_t*>columns.ids, columns.rows, self.blocks.dim * sizeof(float), columns.num_rows)
         return 0
 
-    cdef bint continues(self, const Columns* columns) noexcept:
+    cdef bint continues(self, const Columns* columns) except -1:
         """Whether the first step of a batch is the last one so far."""
         cdef Py_ssize_t last = self.blocks.num_sources - 1
         if last < 0 or columns.steps == NULL:
             return False
-        return self.block_steps[last][self.blocks.sources[last].num_rows - 1] == (<const id_t*>columns.steps)[0]
+        cdef const id_t* steps = <const id_t*><size_t>self.block_steps[last]
+        return steps[self.blocks.sources[last].num_rows - 1] == (<const id_t*>columns.steps)[0]
 
     cdef int find_pieces(self) except -1:
         """Find where the step changes, of all batches that were added."""
         cdef GradientBlocks blocks = self.blocks
-        cdef bint has_steps = self.block_steps != NULL
+        cdef bint has_steps = bool(self.block_steps)
         cdef Py_ssize_t room = blocks.num_rows if has_steps else blocks.num_sources, i, k, num_pieces = 0
         cdef index_t[::1] bounds
         cdef id_t[::1] steps
@@ -85,9 +74,9 @@ cdef class PlainRows:
             memcpy(&bounds[0], blocks.starts, (room + 1) * sizeof(index_t))
             self.bounds = bounds_array
             return 0
-        with nogil:
-            for i in range(blocks.num_sources):
-                values = self.block_steps[i]
+        for i in range(blocks.num_sources):
+            values = <const id_t*><size_t>self.block_steps[i]
+            with nogil:
                 for k in range(blocks.sources[i].num_rows):
                     if k == 0 or values[k] != values[k - 1]:
                         bounds[num_pieces], steps[num_pieces] = blocks.starts[i] + k, values[k]

@@ -27,7 +27,7 @@ static inline void spin(void) {
 #endif
 }
 
-/* Wait for the number-th time in a row: for rows, which another thread looks up meanwhile at full speed. */
+/* Wait for the number-th time in a row: for rows, which another thread looks up or writes meanwhile at full speed. */
 static inline void yield_a_moment(int number) {
     if (number < SPINS)
         spin();
@@ -74,6 +74,9 @@ static inline void enters(int *num_threads) { __atomic_fetch_add(num_threads, 1,
 
 /* Whether this thread is the first: for good, or until the flag is cleared. */
 static inline int takes(int *flag) { return !__atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE); }
+
+/* The next number, from 0 on: of an item that this thread does, or of the thread. */
+static inline int64_t take_number(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
 static inline void lock(int *flag) {
     for (int number = 0; !takes(flag); number++) sleep_a_moment(number);

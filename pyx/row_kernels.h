@@ -69,26 +69,12 @@
 /* sums[slots[k]] += rows[k], in order; where a slot is marked NEW_ROW, its sum begins. scales[k] multiplies row k first;
    NULL: no factor. ahead: how many more slots and rows follow these n, only to ask for their memory. Returns the largest
    magnitude of a sum after any of the rows; infinite if one was not finite. */
-static inline double fold_rows_f32(int isa, float *sums, long dim, const uint32_t *slots, const float *const *rows,
-                                const float *scales, long n, long ahead) {
-    return CALL_BEST(isa, fold_rows_f32, sums, dim, slots, rows, scales, n, ahead);
-}
-
-static inline double fold_rows_f64(int isa, double *sums, long dim, const uint32_t *slots, const double *const *rows,
-                                long n, long ahead) {
-    return CALL_BEST(isa, fold_rows_f64, sums, dim, slots, rows, NULL, n, ahead);
-}
+#define fold_rows_f32(isa, ...) CALL_BEST(isa, fold_rows_f32, __VA_ARGS__)
+#define fold_rows_f64(isa, ...) CALL_BEST(isa, fold_rows_f64, __VA_ARGS__)
 
 /* The largest magnitude in n rows, stride bytes apart, or in those that are listed; infinite if a value is not finite;
    scales as above. */
-static inline double largest_rows_f32(int isa, const char *rows, long stride, const int64_t *row_index,
-                                     const float *scales, long n, long dim) {
-    return CALL_BEST(isa, largest_rows_f32, rows, stride, row_index, scales, n, dim);
-}
-
-static inline double largest_rows_f64(int isa, const char *rows, long stride, const int64_t *row_index, long n,
-                                     long dim) {
-    return CALL_BEST(isa, largest_rows_f64, rows, stride, row_index, NULL, n, dim);
-}
+#define largest_rows_f32(isa, ...) CALL_BEST(isa, largest_rows_f32, __VA_ARGS__)
+#define largest_rows_f64(isa, ...) CALL_BEST(isa, largest_rows_f64, __VA_ARGS__)
 
 #endif

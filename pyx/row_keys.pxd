@@ -1,12 +1,11 @@
 # Which key has which row, in memory that other processes read without a lock.
 from libc.stdint cimport int64_t, uint64_t
 
+from .page_counters cimport load_word
+
 cdef extern from "keys/key_table.h" nogil:
     uint64_t key_mix(uint64_t key, uint64_t salt)
     size_t key_home(uint64_t mixed, int shard_bits, size_t slots)
-
-cdef extern from "page_counters.h" nogil:
-    uint64_t load_word(const uint64_t* word)
 
 cdef enum:
     HEAD_WORDS = 8      # the clock, and the rest of its cache line

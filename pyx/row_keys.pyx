@@ -12,9 +12,7 @@ import numpy as np
 from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport id_t
-
-cdef extern from "page_counters.h" nogil:
-    void store_word(uint64_t* word, uint64_t value)
+from .page_counters cimport store_word
 
 
 def num_words(int64_t capacity):

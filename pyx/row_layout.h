@@ -26,7 +26,7 @@ typedef struct {
     char *words;
     long cell_bytes, device_bytes;
     int32_t *lines; /* (devices, num_cells): OUT the line of each cell; NULL: not wanted */
-    long num_devices, first_cell, num_cells;
+    long first_cell, num_cells;
     const int32_t *offsets; /* bytes, by place; NULL: a cell has one row */
     long num_offsets;
 } Cells;
@@ -43,50 +43,44 @@ static inline __attribute__((always_inline)) void copy_row(char *to, const char 
     memcpy(to, row, num_bytes);
 }
 
-static inline __attribute__((always_inline)) long lay_some(const Cells *to, const char *rows, long num_bytes, long n,
+static inline __attribute__((always_inline)) void lay_some(const Cells *to, const char *rows, long num_bytes, long n,
                                                            const int32_t *devices, const int32_t *cells,
                                                            const int32_t *lines, const int32_t *places, int streams) {
     for (long i = 0; i < n; i++) {
         long cell = (long)cells[i] - to->first_cell, device = devices[i];
         if ((uint64_t)cell >= (uint64_t)to->num_cells)
             continue;
-        if ((uint64_t)device >= (uint64_t)to->num_devices)
-            return i;
         char *words = to->words + device * to->device_bytes + cell * to->cell_bytes;
         if (to->lines != NULL)
             to->lines[device * to->num_cells + cell] = lines[i];
-        if (to->offsets != NULL) {
-            if ((uint64_t)places[i] >= (uint64_t)to->num_offsets)
-                return i;
+        if (to->offsets != NULL)
             words += to->offsets[places[i]];
-        }
         copy_row(words, rows + i * num_bytes, num_bytes, streams);
     }
-    return -1;
 }
 
 /* Copy n rows to those of their cells that are among num_cells from first_cell on. A literal size lets the compiler copy
    a row without a call. streams: write past the caches, if cells and rows are whole cache lines; part of one, written
-   alone, would cost more than it saves. Returns a row whose device or place does not exist, or -1. */
-static inline long lay_all(const Cells *to, const char *rows, long num_bytes, long n, const int32_t *devices,
+   alone, would cost more than it saves. */
+static inline void lay_all(const Cells *to, const char *rows, long num_bytes, long n, const int32_t *devices,
                            const int32_t *cells, const int32_t *lines, const int32_t *places, int streams) {
 #define LAY(bytes, past) lay_some(to, rows, bytes, n, devices, cells, lines, places, past)
 #ifdef __SSE2__
     uintptr_t bits = (uintptr_t)to->words | (uintptr_t)to->cell_bytes | (uintptr_t)num_bytes;
     for (long i = 0; i < to->num_offsets; i++) bits |= (uintptr_t)to->offsets[i];
     if (streams && bits % 64 == 0) {
-        long wrong = num_bytes == 128 ? LAY(128, 1) : num_bytes == 512 ? LAY(512, 1) : LAY(num_bytes, 1);
+        num_bytes == 128 ? LAY(128, 1) : num_bytes == 512 ? LAY(512, 1) : LAY(num_bytes, 1);
         _mm_sfence();
-        return wrong;
+        return;
     }
 #endif
     switch (num_bytes) {
-    case 32: return LAY(32, 0);
-    case 64: return LAY(64, 0);
-    case 128: return LAY(128, 0);
-    case 256: return LAY(256, 0);
-    case 512: return LAY(512, 0);
-    default: return LAY(num_bytes, 0);
+    case 32: LAY(32, 0); break;
+    case 64: LAY(64, 0); break;
+    case 128: LAY(128, 0); break;
+    case 256: LAY(256, 0); break;
+    case 512: LAY(512, 0); break;
+    default: LAY(num_bytes, 0);
     }
 #undef LAY
 }

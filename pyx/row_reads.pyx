@@ -8,28 +8,18 @@ from libc.string cimport memset
 from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
+from .page_counters cimport (
+    BEING_WRITTEN, MOST_WRITERS, NUM_WORDS, PAGES_BEGIN, begin_word, end_copy, end_step, load_word, page_version,
+    store_word,
+)
+from .prefetch cimport prefetch
+from .progress cimport yield_a_moment
 from .row_keys cimport FIRST_ROW, KeySlot, KeySlots, RowKeys, find_key, key_home, key_mix
-from .row_updates cimport Table, num_pages, place, set_layout
-
-cdef extern from "page_counters.h" nogil:
-    enum: PAGES_BEGIN
-    enum: MOST_WRITERS
-    uint64_t BEING_WRITTEN
-    uint64_t page_version(const uint64_t* counters, int64_t page, int64_t num_threads, int64_t per_thread,
-                          uint64_t* complete)
-    void end_copy()
-    void read_again(int times)
-    uint64_t load_word(const uint64_t* word)
-    void store_word(uint64_t* word, uint64_t value)
-    void begin_word(uint64_t* word)
-    enum: NUM_WORDS
-    void end_step(uint64_t* words, uint64_t step)
+from .row_updates cimport Table, num_pages, row_of, set_layout
 
 cdef extern from *:
     """
     #include <string.h>
-
-    #define penstock_prefetch_shared(address) __builtin_prefetch(address)
 
     /* The one function of a reader that reads rows while they may be written: what it copied counts once the version of
        the page is the same before and after. */
@@ -38,7 +28,6 @@ cdef extern from *:
     }
     """
     void copy_shared_row(float* into, const float* row, int64_t num_floats) noexcept nogil
-    void prefetch "penstock_prefetch_shared" (const void* address) noexcept nogil
 
 cdef enum:
     BLOCK = 64          # rows that are located before the first of them is copied
@@ -214,7 +203,7 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
     cdef int64_t rows[BLOCK]
     cdef int parts[BLOCK]
     cdef int64_t k, count, key_row, dim = t.layout.dim
-    cdef int outcome
+    cdef bint copied
     cdef LastBatches complete
     complete.part = -1
     while first < n:
@@ -233,14 +222,13 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
         for k in range(count):
             if k + MOST_AHEAD < count:
                 prefetch_row(t, parts[k + MOST_AHEAD], rows[k + MOST_AHEAD])
-            if t.keys != NULL:
-                outcome = copy_by_key(t, <uint64_t>ids[first + k], out + (first + k) * dim, &absent[first + k],
-                                      &complete)
+            if t.keys != NULL:  # a literal for each way: the compiler makes a function of each
+                copied = copy_row(t, True, ids[first + k], 0, 0, out + (first + k) * dim, &absent[first + k], &complete)
             elif rows[k] < 0:
                 return -1 - (first + k)
             else:
-                outcome = copy_row(t, parts[k], rows[k], out + (first + k) * dim, &complete)
-            if not outcome:
+                copied = copy_row(t, False, 0, parts[k], rows[k], out + (first + k) * dim, NULL, &complete)
+            if not copied:
                 return first + k
         first += count
     return n
@@ -250,7 +238,7 @@ cdef inline int part_of(const ReadTable* t, id_t key, int64_t* row) noexcept nog
     """The part of an id, and its row there; below 0 where the id is outside the table."""
     cdef int64_t part
     for part in range(t.num_parts):
-        row[0] = place(&t.layout, part * t.layout.shards_per_device, key)
+        row[0] = row_of(&t.layout, part * t.layout.shards_per_device, key)
         if row[0] != -1:
             return <int>part
     return 0
@@ -278,45 +266,38 @@ cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcep
         prefetch(t.parts[part].rows + row * t.layout.row_floats + k)
 
 
-cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, LastBatches* complete) noexcept nogil:
-    """Returns False if its page was being written all the time."""
-    cdef uint64_t version
+cdef inline bint copy_row(const ReadTable* t, bint by_key, id_t key, int part, int64_t row, float* out, uint8_t* absent,
+                          LastBatches* complete) noexcept nogil:
+    """Returns False if its page was being written all the time.
+
+    by_key : the row of a key, which may pass to another key: it counts if the key has it between two equal versions
+    """
+    cdef const KeySlot* slot = NULL
+    cdef uint64_t version, state = 0
+    cdef int64_t key_row = 0
+    cdef bint is_own = True, expired = False
     cdef int tries
     for tries in range(MOST_TRIES):
-        version = version_of(t, part, row, complete)
-        if version != BEING_WRITTEN:
-            copy_shared_row(out, t.parts[part].rows + row * t.layout.row_floats, t.layout.dim)
-            end_copy()
-            if version_of(t, part, row, complete) == version:
+        if by_key:
+            slot = find_key(t.keys, <uint64_t>key, &key_row)
+            if slot == NULL:
+                absent[0] = True
                 return True
-        read_again(tries)
-    return False
-
-
-cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* absent, LastBatches* complete) noexcept nogil:
-    """The row of a key, which may pass to another key: it counts if the key has it between two equal versions."""
-    cdef const KeySlot* slot
-    cdef uint64_t version, state
-    cdef int64_t key_row = 0, row = 0
-    cdef bint expired
-    cdef int part, tries
-    for tries in range(MOST_TRIES):
-        slot = find_key(t.keys, key, &key_row)
-        absent[0] = slot == NULL
-        if slot == NULL:
-            return True
-        state = <uint64_t>key_row + FIRST_ROW
-        part = part_of(t, key_row, &row)
-        if row < 0:
-            return False  # damaged memory
+            state = <uint64_t>key_row + FIRST_ROW
+            part = part_of(t, key_row, &row)
+            if row < 0:
+                return False  # damaged memory
         version = version_of(t, part, row, complete)
-        if version != BEING_WRITTEN and load_word(&slot.state) == state and load_word(&slot.key) == key:
+        if by_key:
+            is_own = load_word(&slot.state) == state and load_word(&slot.key) == <uint64_t>key
             expired = t.keys.expire_after >= 0 and <int64_t>(
                 load_word(t.keys.clock) - load_word(&t.keys.last[key_row])) > t.keys.expire_after
+        if version != BEING_WRITTEN and is_own:
             copy_shared_row(out, t.parts[part].rows + row * t.layout.row_floats, t.layout.dim)
             end_copy()
             if version_of(t, part, row, complete) == version:
-                absent[0] = expired
+                if by_key:
+                    absent[0] = expired
                 return True
-        read_again(tries)
+        yield_a_moment(tries)
     return False

@@ -1,11 +1,12 @@
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 _Int64 = npt.NDArray[np.int64]
 _Float32 = npt.NDArray[np.float32]
-_Reals = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
-def overflowing_rows(
-    sums: _Reals, slots: _Int64, rows: _Reals, which: _Int64 | None, gains: _Reals | None
-) -> npt.NDArray[np.bool_]: ...
+def add_finite(
+    sums: npt.NDArray[Any], slots: _Int64, rows: npt.NDArray[Any], refused: npt.NDArray[np.uint8]
+) -> None: ...
 def combine(rows: _Float32, indices: _Int64 | None, samples: _Int64, gains: _Float32 | None, out: _Float32) -> None: ...

@@ -6,8 +6,6 @@ group in order, so the sum of an id is one left fold, whichever threads add its 
 ``combine`` sums looked-up rows into activations with the same loops.
 """
 
-import numpy as np
-
 from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memmove
@@ -15,30 +13,21 @@ from libc.string cimport memmove
 from ._types cimport index_t, real_t
 from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
+from .progress cimport (
+    ALL_DONE, MOMENTS, ThreadTime, is_set, lock, lost_time_since, published, set_flag, sleep_a_moment, thread_time,
+    unlock,
+)
 
 cdef extern from "row_kernels.h":
     enum: MOST_AHEAD
     double fold_rows_f32(int isa, float* sums, long dim, const uint32_t* slots, const float** rows, const float* scales,
                       long n, long ahead) nogil
-    double fold_rows_f64(int isa, double* sums, long dim, const uint32_t* slots, const double** rows, long n,
-                      long ahead) nogil
+    double fold_rows_f64(int isa, double* sums, long dim, const uint32_t* slots, const double** rows,
+                         const double* scales, long n, long ahead) nogil
     double largest_rows_f32(int isa, const char* rows, long stride, const index_t* row_index, const float* scales,
                             long n, long dim) nogil
-    double largest_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
-
-cdef extern from "progress.h" nogil:
-    enum: MOMENTS
-    ctypedef struct ThreadTime:
-        pass
-    ThreadTime thread_time()
-    bint lost_time_since(ThreadTime since)
-    const int64_t ALL_DONE
-    bint is_set(const int* flag)
-    void set_flag(int* flag)
-    int64_t published(const int64_t* progress)
-    void sleep_a_moment(int number)
-    void lock(int* flag)
-    void unlock(int* flag)
+    double largest_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, const double* scales,
+                            long n, long dim) nogil
 
 cdef enum:
     TURN = 8 * CHUNK     # rows that a thread takes at a time
@@ -173,7 +162,7 @@ cdef double fold_turn(Buffered* b, const Part* part, const Frame* frame, const T
         num_ahead = b.num_rows - n
         if frame.wide:
             largest = max(largest, fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots,
-                                                 <const double**>b.rows, n, num_ahead))
+                                                 <const double**>b.rows, NULL, n, num_ahead))
         else:
             largest = max(largest, fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
                                                  b.scales if b.scaled else NULL, n, num_ahead))
@@ -255,7 +244,7 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
         else:
             rows += first * source.stride
         if frame.wide:
-            largest = max(largest, largest_rows_f64(frame.isa, rows, source.stride, row_index, n, frame.dim))
+            largest = max(largest, largest_rows_f64(frame.isa, rows, source.stride, row_index, NULL, n, frame.dim))
         else:
             largest = max(largest, largest_rows_f32(frame.isa, rows, source.stride, row_index,
                                                     source.scales + first if source.scales != NULL else NULL, n, frame.dim))
@@ -264,40 +253,21 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
     return WORKED if largest <= frame.harmless else LARGE
 
 
-def overflowing_rows(real_t[:, ::1] sums not None, const index_t[::1] slots not None, const real_t[:, ::1] rows not None,
-                     const index_t[::1] which, const real_t[::1] gains):
+def add_finite(real_t[:, ::1] sums not None, const index_t[::1] slots not None, const real_t[:, ::1] rows not None,
+               uint8_t[::1] refused not None):
     """Add rows to sums one by one, in order, but for those that take a sum out of the finite range.
 
     sums : float32 or float64, shape (s, dim), finite; changed in place
-    slots : int64, shape (n,), the sum of each row; rows : of the same type, shape (m, dim)
-    which : int64, shape (n,), the row of each; None: all in order; gains : shape (n,), the factor of each; None: none
-    Returns a bool mask (n,) of the rows that were not added. Slow. Twin: ``reference.overflowing_rows``.
+    slots : int64, shape (n,), the sum of each row; rows : of the same type, shape (n, dim)
+    refused : uint8, shape (n,), of zeros; OUT 1 for the rows that were not added
+    Twin: ``reference.overflowing_rows``.
     """
-    cdef Py_ssize_t n = slots.shape[0], dim = sums.shape[1], k, c, row
-    cdef real_t value
-    cdef bint leaves
-    if rows.shape[1] != dim or (which is None and rows.shape[0] != n):
-        raise ValueError("the shapes of sums, slots and rows do not match")
-    if (which is not None and which.shape[0] != n) or (gains is not None and gains.shape[0] != n):
-        raise ValueError("the shapes of slots, which and gains do not match")
-    mask = np.zeros(n, np.bool_)
-    cdef uint8_t[::1] flags = mask.view(np.uint8)
-    cdef real_t[::1] total = np.empty(dim, np.float32 if real_t is float else np.float64)
-    for k in range(n):
-        row = k if which is None else which[k]
-        if not 0 <= row < rows.shape[0] or not 0 <= slots[k] < sums.shape[0]:
-            raise ValueError("a row or a slot is out of range")
-        leaves = False
-        for c in range(dim):
-            value = rows[row, c]
-            if gains is not None:
-                value = value * gains[k]
-            total[c] = sums[slots[k], c] + value
-            leaves |= not isfinite(total[c])
-        flags[k] = leaves
-        if not leaves:
-            sums[slots[k], :] = total
-    return mask
+    cdef Py_ssize_t k, c
+    for k in range(slots.shape[0]):
+        for c in range(sums.shape[1]):
+            refused[k] |= not isfinite(<real_t>(sums[slots[k], c] + rows[k, c]))
+        for c in range(0 if refused[k] else sums.shape[1]):
+            sums[slots[k], c] += rows[k, c]
 
 
 # ---- activations: sums of looked-up rows

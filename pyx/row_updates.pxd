@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport grad_t, id_t
+from .page_counters cimport page_bits_of
 from .partition cimport Shards, locate_one, shards_of
 
 cdef extern from "rule.h" nogil:
@@ -17,10 +18,6 @@ cdef extern from "rule.h" nogil:
         int64_t num_rows, num_known, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
-cdef extern from "page_counters.h" nogil:
-    enum: PAGES_BEGIN
-    int page_bits_of(int64_t num_rows)
-
 cdef enum:
     # Rows whose addresses lie on the stack of the thread that updates them.
     CHUNK = 1024
@@ -29,15 +26,12 @@ cdef enum:
     # Chunks of one work item of a large segment. The rows at an item's beginning are not asked for early, so items are
     # long; but there are enough to keep all threads busy to the end. Two threads share 4,000 rows.
     MOST_CHUNKS = 8
-    # Slots of a rule at most, and parts of a table.
-    MAX_PARTS = 4
 
 
 cdef enum Op:
     UPDATE
     WRITE
     READ
-    START
 
 
 cdef struct Table:              # what is fixed for a table, the same on all its devices
@@ -53,7 +47,6 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     int64_t row_floats, num_rows, ahead
     int page_bits               # the logarithm of the rows of a page
     int64_t first_page          # of the counters of a device's tables
-    float starts[MAX_PARTS]
     const float* zeros
 
 
@@ -66,7 +59,7 @@ cdef struct Segment:            # rows of one table and one host array; ids is N
     int64_t num_rows
     int64_t first_item, rows_per_item
     float lr
-    int64_t sweep               # of the plan's, where the rule is not lazy; else -1
+    int64_t sweep               # of the step's, where the rule is not lazy; else -1
 
 
 cdef struct Sweep:              # a table whose every row the step changes
@@ -76,7 +69,7 @@ cdef struct Sweep:              # a table whose every row the step changes
     int64_t first_item
 
 
-cdef struct StepPlan:              # one step: the same for all devices
+cdef struct StepWork:           # one step: the same for all devices
     Op op
     int64_t first_copied, num_copied    # floats of a row to read or write
     Segment* segments
@@ -93,7 +86,7 @@ cdef struct NotFinite:          # rows that an update has made so since they wer
 
 
 cdef struct StepContext:        # one step on one device, shared by the threads that do it
-    const StepPlan* plan
+    const StepWork* work
     float* floats               # of all tables
     int64_t device
     uint64_t* touched           # a bit per row of the tables whose rule is not lazy
@@ -108,7 +101,7 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
                                 # NULL: there are none
 
 
-cdef void work(StepContext* p) noexcept nogil
+cdef void do_items(StepContext* p) noexcept nogil
 
 
 cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
@@ -130,7 +123,7 @@ cdef inline int64_t num_pages(const Table* t) noexcept nogil:
 
 cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shards, bint mod, int64_t rows_per_shard,
                             int64_t shards_per_device) noexcept nogil:
-    """Arguments as in partition.place."""
+    """Arguments as in partition.destinations."""
     t.vocabulary_size, t.shards = vocabulary_size, shards_of(vocabulary_size, num_shards, mod)
     t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
     t.whole = not mod and shards_per_device >= num_shards
@@ -138,7 +131,7 @@ cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shard
     t.page_bits = page_bits_of(t.num_rows)
 
 
-cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
+cdef inline int64_t row_of(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
     """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
     cdef id_t shard, row
     if <uint64_t>key >= <uint64_t>t.vocabulary_size:

@@ -9,8 +9,9 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy, memmove
 
-from ._types cimport id_t
-
+from .page_counters cimport ROWS_MARKED, begin_batch, end_batch
+from .prefetch cimport prefetch
+from .progress cimport lock, take_number, unlock
 
 cdef extern from "<fenv.h>" nogil:
     ctypedef struct fenv_t:
@@ -23,35 +24,20 @@ cdef extern from "<fenv.h>" nogil:
     int feclearexcept(int exceptions)
 
 
-cdef extern from "progress.h" nogil:
-    void lock(int* flag)
-    void unlock(int* flag)
-
-
-cdef extern from "page_counters.h" nogil:
-    enum: ROWS_MARKED
-    void begin_batch(uint64_t* counters, int64_t first_page, int page_bits, const int64_t* rows, int64_t n)
-    void end_batch(uint64_t* counters)
-
-
 cdef extern from *:
     """
-    #define prefetch(address) __builtin_prefetch(address)
     #define set_bit(words, bit) \
         ((void)__atomic_fetch_or((words) + ((bit) >> 6), (uint64_t)1 << ((bit) & 63), __ATOMIC_RELAXED))
-    #define note(place, table) __atomic_store_n(place, table, __ATOMIC_RELAXED)
-    #define take(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
+    #define note(variable, table) __atomic_store_n(variable, table, __ATOMIC_RELAXED)
     """
-    void prefetch(const void* address) nogil
     void set_bit(uint64_t* words, int64_t bit) nogil
-    void note(const Table** place, const Table* table) nogil
-    int64_t take(int64_t* counter) nogil
+    void note(const Table** variable, const Table* table) nogil
 
 
 # ---- one work item
 
 
-cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept nogil:
+cdef inline const Segment* segment_of(const StepWork* o, int64_t item) noexcept nogil:
     """The last segment whose first item is not behind this one: those without rows have none of their own."""
     cdef int64_t low = 0, high = o.num_segments, middle
     while high - low > 1:
@@ -65,7 +51,7 @@ cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept 
 
 cdef void touch_item(StepContext* p, int64_t item, uint64_t* counters) noexcept nogil:
     """The rows of one item of a segment, chunk by chunk: found, then updated, written or read in order."""
-    cdef const StepPlan* o = p.plan
+    cdef const StepWork* o = p.work
     cdef const Segment* segment = segment_of(o, item)
     cdef const Table* t = segment.table
     cdef float* first_row = p.floats + t.first_float
@@ -81,7 +67,7 @@ cdef void touch_item(StepContext* p, int64_t item, uint64_t* counters) noexcept 
     while begin < end:
         upto = min(begin + CHUNK, end)
         for i in range(begin, upto):
-            row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
+            row = row_of(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
             if row >= 0:
                 rows[n] = first_row + row * t.row_floats
                 values[n] = segment.values + i * segment.row_floats
@@ -112,8 +98,8 @@ cdef void change(StepContext* p, const Table* t, float lr, uint64_t* counters, c
         if counters != NULL:
             count = min(n - first, <int64_t>ROWS_MARKED)
             begin_batch(counters, t.first_page, t.page_bits, numbers + first, count)
-        if p.plan.op == WRITE:
-            copy(t, p.plan, rows + first, values + first, count, known - first)
+        if p.work.op == WRITE:
+            copy(t, p.work, rows + first, values + first, count, known - first)
             if p.known[p.device] != NULL:
                 forget_not_finite(p, rows + first, count)
         else:
@@ -172,7 +158,7 @@ cdef void forget_not_finite(StepContext* p, float** rows, int64_t n) noexcept no
     unlock(&p.not_finite.lock)
 
 
-cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n, int64_t known) noexcept nogil:
+cdef void copy(const Table* t, const StepWork* o, float** rows, float** values, int64_t n, int64_t known) noexcept nogil:
     """Some floats of the rows from or to the host's arrays."""
     cdef int64_t i, offset, first = o.first_copied
     for i in range(n):
@@ -188,7 +174,7 @@ cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, 
 
 cdef void sweep_chunk(StepContext* p, int64_t item, uint64_t* counters) noexcept nogil:
     """A gradient of 0 for those of the next CHUNK rows of a table that the step has not touched."""
-    cdef const Sweep* sweep = p.plan.sweeps
+    cdef const Sweep* sweep = p.work.sweeps
     cdef const Table* t
     cdef const uint64_t* touched
     cdef float* rows[CHUNK]
@@ -207,23 +193,10 @@ cdef void sweep_chunk(StepContext* p, int64_t item, uint64_t* counters) noexcept
     change(p, t, sweep.lr, counters, numbers, rows, <float**>grads, n, n)
 
 
-cdef void start_item(StepContext* p, int64_t item) noexcept nogil:
-    """Every part of the next rows of a table filled with the value it starts with, before anybody reads them."""
-    cdef const Segment* segment = segment_of(p.plan, item)
-    cdef const Table* t = segment.table
-    cdef int64_t row, part, c, first = (item - segment.first_item) * segment.rows_per_item
-    cdef float* into
-    for row in range(first, min(first + segment.rows_per_item, t.num_rows)):
-        into = p.floats + t.first_float + row * t.row_floats
-        for part in range(t.num_parts):
-            for c in range(part_begin(t, part), part_begin(t, part + 1)):
-                into[c] = t.starts[part]
-
-
 # ---- a step
 
 
-cdef void work(StepContext* p) noexcept nogil:
+cdef void do_items(StepContext* p) noexcept nogil:
     """Do items of a step, as other threads may at the same time, until all are taken.
 
     In the default floating-point environment: other libraries may have set the thread to flush subnormal numbers to zero.
@@ -232,16 +205,14 @@ cdef void work(StepContext* p) noexcept nogil:
     cdef int64_t item
     cdef uint64_t* counters = NULL
     if p.counters != NULL:
-        counters = p.counters + take(&p.next_thread) * p.counters_per_thread
+        counters = p.counters + take_number(&p.next_thread) * p.counters_per_thread
     fegetenv(&before)
     fesetenv(FE_DFL_ENV)
-    item = take(&p.next_item)
+    item = take_number(&p.next_item)
     while item < p.num_items:
         if p.is_sweep:
             sweep_chunk(p, item, counters)
-        elif p.plan.op == START:
-            start_item(p, item)
         else:
             touch_item(p, item, counters)
-        item = take(&p.next_item)
+        item = take_number(&p.next_item)
     fesetenv(&before)

@@ -12,19 +12,13 @@ from libc.string cimport memset
 from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
-
 from .accumulator cimport isa_of
 from .buffer_pool cimport Sums
+from .page_counters cimport NUM_WORDS, PAGES_BEGIN, begin_word, end_step
 from .row_updates cimport (
-    CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, NotFinite, Op, Rule, Segment, StepContext, StepPlan,
-    Sweep, Table, PAGES_BEGIN, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
+    CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, UPDATE, WRITE, NotFinite, Op, Rule, Segment, StepContext, StepWork,
+    Sweep, Table, UpdateRows, chunks, do_items, num_pages, part_begin, set_layout,
 )
-
-
-cdef extern from "page_counters.h" nogil:
-    enum: NUM_WORDS
-    void begin_word(uint64_t* word)
-    void end_step(uint64_t* words, uint64_t step)
 
 
 cdef extern from "update_rules.h" nogil:
@@ -49,30 +43,25 @@ cdef object FLOAT32 = np.dtype(np.float32)
 cdef int64_t BYTES_AHEAD = 16384
 
 
-cdef class Plan:
+cdef class TableRule:
     """Hold the constants of a table: its rule, and where its rows lie.
 
     rule : one of ``rules``
     numbers : the rule's parameters, switches and limits, by the field names of Rule; one that is missing is 0
-    starts : what weights and slots begin with
-    num_shards, mod, rows_per_shard, shards_per_device : as in partition.place
+    rows_per_shard, num_shards, shards_per_device, mod : as in partition.destinations; by default one shard has all rows
     target : one of ``accumulator.targets``; "": the best
     first_float : where the table begins in the array of floats that every device has
     name : in errors
     """
-    def __init__(self, str rule, numbers, starts, int64_t dim, int64_t vocabulary_size, int64_t num_shards, bint mod,
-                 int64_t rows_per_shard, int64_t shards_per_device, bint non_lazy, str target="", int64_t first_float=0,
-                 str name=""):
+    def __init__(self, str rule, numbers, *, int64_t dim, int64_t vocabulary_size, int64_t rows_per_shard,
+                 int64_t num_shards=1, int64_t shards_per_device=1, bint mod=False, bint non_lazy=False, str target="",
+                 int64_t first_float=0, str name=""):
         cdef Table* t = &self.table
         cdef const RuleEntry* entry = entry_of(rule, target)
         cdef grad_t[::1] zeros
-        if len(starts) != 1 + entry.num_slots:
-            raise ValueError(f"{rule}: expected {1 + entry.num_slots} starts, got {len(starts)}")
         self.name = name[:80].encode("utf-8", "replace")  # an error has not room for more
-        t.run, t.num_parts, t.dim, t.non_lazy, t.name = entry.run, len(starts), dim, non_lazy, self.name
+        t.run, t.num_parts, t.dim, t.non_lazy, t.name = entry.run, 1 + entry.num_slots, dim, non_lazy, self.name
         t.slot_dim = 1 if entry.row_slots else dim
-        for part in range(len(starts)):
-            t.starts[part] = starts[part]
         self.zeros = np.zeros(max(1, dim), np.float32)
         zeros = self.zeros
         t.zeros = &zeros[0]
@@ -127,20 +116,20 @@ cdef int64_t ROWS_WORTH_SHARING = 4 * CHUNK
 cdef class Step:
     """One thing to do to the rows of tables that lie in the same arrays. Prepared, then run; one caller at a time.
 
-    plans : of the tables, which are called by their numbers here
+    rules : of the tables, which are called by their numbers here
     floats : float32 (n,) of each device, in which its part of the tables lies
     """
-    def __cinit__(self, plans, floats):
+    def __cinit__(self, rules, floats):
         cdef float[::1] memory
-        self.plans, self.floats, self.num_devices = tuple(plans), tuple(floats), len(floats)
-        self.plan.segments, self.plan.sweeps = NULL, NULL
-        self.context.plan = &self.plan
+        self.rules, self.floats, self.num_devices = tuple(rules), tuple(floats), len(floats)
+        self.work.segments, self.work.sweeps = NULL, NULL
+        self.context.work = &self.work
         self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
         self.counters = <uint64_t**>PyMem_Calloc(len(self.floats), sizeof(uint64_t*))
         self.context.known = <uint64_t**>PyMem_Calloc(len(self.floats), sizeof(uint64_t*))
         if self.memory == NULL or self.counters == NULL or self.context.known == NULL:
             raise MemoryError("no memory for a step")
-        self.context.num_floats = end = max((<Plan?>plan).end for plan in self.plans)
+        self.context.num_floats = end = max((<TableRule?>rule).end for rule in self.rules)
         for device, memory in enumerate(self.floats):
             if memory.shape[0] < end:
                 raise ValueError(f"expected {end} floats for the tables of a device, got {memory.shape[0]}")
@@ -154,16 +143,16 @@ cdef class Step:
         PyMem_Free(self.context.known)
         PyMem_Free(self.memory)
         PyMem_Free(self.counters)
-        PyMem_Free(self.plan.segments)
-        PyMem_Free(self.plan.sweeps)
+        PyMem_Free(self.work.segments)
+        PyMem_Free(self.work.sweeps)
 
     @property
     def counters_per_thread(self):
         """Counters that each thread needs for the pages of all tables of a device."""
         cdef int64_t n = PAGES_BEGIN
-        for plan in self.plans:
-            (<Plan>plan).table.first_page = n - PAGES_BEGIN
-            n += num_pages(&(<Plan>plan).table)
+        for rule in self.rules:
+            (<TableRule>rule).table.first_page = n - PAGES_BEGIN
+            n += num_pages(&(<TableRule>rule).table)
         return (n + LINE_COUNTERS - 1) // LINE_COUNTERS * LINE_COUNTERS
 
     def count_pages(self, counters):
@@ -199,8 +188,8 @@ cdef class Step:
         if not total.num_rows:
             return None
         num_rows, total.num_rows = total.num_rows, 0
-        for number in range(len(self.plans)):
-            if &(<Plan>self.plans[number]).table == total.table:
+        for number in range(len(self.rules)):
+            if &(<TableRule>self.rules[number]).table == total.table:
                 break
         return num_rows, (number, total.device, total.row)
 
@@ -216,17 +205,17 @@ cdef class Step:
         context.bad_id_table = NULL
         if self.counted is not None:
             threads = min(threads, self.num_counting - 1)
-        if self.plan.num_words:
-            touched = <uint64_t*>PyMem_Calloc(self.plan.num_words, sizeof(uint64_t))
+        if self.work.num_words:
+            touched = <uint64_t*>PyMem_Calloc(self.work.num_words, sizeof(uint64_t))
             if touched == NULL:
                 raise MemoryError("no memory for a bit per row of a table")
         context.touched, self.interrupt = touched, None
         for context.device in range(len(self.floats)):
             context.floats, context.counters = self.memory[context.device], self.counters[context.device]
-            self._share(run_tasks, threads, False, self.plan.num_items, self.num_rows)
+            self._do_all(run_tasks, threads, False, self.work.num_items, self.num_rows)
             if touched != NULL:
-                self._share(run_tasks, threads, True, self.plan.num_sweep_items, self.num_swept_rows)
-                memset(touched, 0, self.plan.num_words * sizeof(uint64_t))
+                self._do_all(run_tasks, threads, True, self.work.num_sweep_items, self.num_swept_rows)
+                memset(touched, 0, self.work.num_words * sizeof(uint64_t))
         PyMem_Free(touched)
         self._release()
         interrupt, self.interrupt = self.interrupt, None
@@ -244,11 +233,11 @@ cdef class Step:
         if self.is_open:
             self.num_helping += 1
             with nogil:
-                work(&self.context)
+                do_items(&self.context)
             self.num_helping -= 1
         return True
 
-    cdef int _share(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1:
+    cdef int _do_all(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1:
         """Do all items, whatever the team does: no row is missed, and no helper is at work afterwards."""
         self.context.is_sweep, self.context.num_items = is_sweep, num_items
         self.context.next_item = self.context.next_thread = 0
@@ -261,20 +250,19 @@ cdef class Step:
             except BaseException as error:
                 self.interrupt = error
         with nogil:
-            work(&self.context)
+            do_items(&self.context)
         self.is_open = False
         while self.num_helping:
             with nogil:
                 usleep(20)
         return 0
 
-    cdef const Table* begin_small(self, Py_ssize_t number) except NULL:
+    cdef int begin_small(self, Py_ssize_t number) except -1:
         """Prepare for ``update_small`` of a table, until ``_release``. Raises MemoryError."""
-        cdef const Table* table = &(<Plan?>self.plans[number]).table
         self._begin(UPDATE)
-        self._next(table, 1, 0, -1)
+        self._next(&(<TableRule?>self.rules[number]).table, 1, 0, -1)
         self.context.is_sweep, self.context.touched = False, NULL
-        return table
+        return 0
 
     cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr,
                            uint64_t step) noexcept nogil:
@@ -282,7 +270,7 @@ cdef class Step:
 
         ids : rows of the table, distinct; grads : one row after the other; step : the number of steps afterwards
         """
-        cdef Segment* segment = self.plan.segments
+        cdef Segment* segment = self.work.segments
         cdef StepContext* context = &self.context
         segment.ids, segment.values, segment.row_floats = ids, <grad_t*>grads, segment.table.dim
         segment.num_rows, segment.rows_per_item, segment.lr = num_rows, num_rows, lr
@@ -292,15 +280,9 @@ cdef class Step:
         for context.device in range(self.num_devices):
             context.floats, context.counters = self.memory[context.device], self.counters[context.device]
             context.next_item = context.next_thread = 0
-            work(context)
+            do_items(context)
         if self.words != NULL:
             end_step(self.words, step)
-
-    def start(self):
-        """Every row of every table as it begins."""
-        self._begin(START)
-        for plan in self.plans:
-            self._next(&(<Plan>plan).table, (<Plan>plan).table.num_rows, 0, -1)
 
     def update(self, updates):
         """One optimizer application to the rows of some tables, each table once.
@@ -308,60 +290,49 @@ cdef class Step:
         updates : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
             accumulator's Sums each, ids distinct over all segments of a table
         """
-        cdef Plan plan
+        cdef TableRule rule
         cdef Py_ssize_t number
         cdef int64_t sweep
         cdef float lr
         self._begin(UPDATE)
         for number, segments, lr in updates:
-            plan = self.plans[number]
-            sweep = self._sweep(&plan.table, lr) if plan.table.non_lazy else -1
+            rule = self.rules[number]
+            sweep = self._sweep(&rule.table, lr) if rule.table.non_lazy else -1
             for segment in segments:
-                if isinstance(segment, Sums) and (<Sums>segment).dim == plan.table.dim and (<Sums>segment).dtype is FLOAT32:
-                    self._add_sums(&plan.table, <Sums>segment, lr, sweep)
+                if isinstance(segment, Sums) and (<Sums>segment).dim == rule.table.dim and (<Sums>segment).dtype is FLOAT32:
+                    self._add_sums(&rule.table, <Sums>segment, lr, sweep)
                 else:
                     ids, grads = segment
-                    self._add(&plan.table, ids, grads, plan.table.dim, lr, sweep)
+                    self._add(&rule.table, ids, grads, rule.table.dim, lr, sweep)
         self.arrays = updates
 
-    def copy(self, Py_ssize_t number, ids, values, int64_t part, bint write):
+    def copy(self, Py_ssize_t number, ids, values, part, bint write):
         """Set one part of the rows of distinct ids to values, or values to that part of the rows of any ids.
 
         ids : int64 (n,), or the first of consecutive ids
         values : float32 (n, floats of the part); written where write is False
+        part : None: all, side by side
         """
-        cdef Plan plan = self.plans[number]
-        if not 0 <= part < plan.table.num_parts:
-            raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {part}")
-        self._copy(&plan.table, ids, values, WRITE if write else READ, part, part + 1)
-
-    def copy_all(self, Py_ssize_t number, ids, values):
-        """All parts of the rows of any ids into values, side by side.
-
-        ids : as in ``copy``; values : OUT float32 (n, floats of all parts)
-        """
-        cdef Plan plan = self.plans[number]
-        self._copy(&plan.table, ids, values, READ, 0, plan.table.num_parts)
-
-    cdef int _copy(self, const Table* table, ids, values, Op op, int64_t begin, int64_t end) except -1:
-        """The parts from begin to end."""
-        self._begin(op)
-        self.plan.first_copied = part_begin(table, begin)
-        self.plan.num_copied = part_begin(table, end) - self.plan.first_copied
-        self._add(table, ids, values, self.plan.num_copied, 0, -1)
+        cdef const Table* table = &(<TableRule?>self.rules[number]).table
+        cdef int64_t begin = part or 0, end = table.num_parts if part is None else begin + 1
+        if not 0 <= begin < end <= table.num_parts:
+            raise ValueError(f"expected 0 <= part < {table.num_parts}, got {part}")
+        self._begin(WRITE if write else READ)
+        self.work.first_copied = part_begin(table, begin)
+        self.work.num_copied = part_begin(table, end) - self.work.first_copied
+        self._add(table, ids, values, self.work.num_copied, 0, -1)
         self.arrays = ids, values
-        return 0
 
     cdef int _release(self) except -1:
         self.arrays = None
         self.num_rows = self.num_swept_rows = 0
-        self.plan.num_segments = self.plan.num_items = 0
-        self.plan.num_sweeps = self.plan.num_sweep_items = self.plan.num_words = 0
+        self.work.num_segments = self.work.num_items = 0
+        self.work.num_sweeps = self.work.num_sweep_items = self.work.num_words = 0
         return 0
 
     cdef int _begin(self, Op op) except -1:
         self._release()
-        self.plan.op = op
+        self.work.op = op
         return 0
 
     cdef int _add(self, const Table* table, ids, values, int64_t row_floats, float lr, int64_t sweep) except -1:
@@ -371,7 +342,7 @@ cdef class Step:
         cdef const grad_t[:, ::1] rows = values  # one row after the other
         cdef grad_t[:, ::1] written
         cdef Py_ssize_t num_rows = rows.shape[0]
-        if self.plan.op == READ:
+        if self.work.op == READ:
             written = values  # refuses a read-only array
         if rows.shape[1] != row_floats:
             raise ValueError(f"expected rows of {row_floats} floats, got {rows.shape[1]}")
@@ -399,7 +370,7 @@ cdef class Step:
 
     cdef Segment* _next(self, const Table* table, int64_t num_rows, float lr, int64_t sweep) except NULL:
         cdef Segment* segment
-        cdef StepPlan* o = &self.plan
+        cdef StepWork* o = &self.work
         if o.num_segments == self.room:
             o.segments = <Segment*>more_room(o.segments, &self.room, sizeof(Segment))
         segment = &o.segments[o.num_segments]
@@ -414,7 +385,7 @@ cdef class Step:
 
     cdef int64_t _sweep(self, const Table* table, float lr) except -1:
         cdef Sweep* sweep
-        cdef StepPlan* o = &self.plan
+        cdef StepWork* o = &self.work
         if o.num_sweeps == self.room_for_sweeps:
             o.sweeps = <Sweep*>more_room(o.sweeps, &self.room_for_sweeps, sizeof(Sweep))
         sweep = &o.sweeps[o.num_sweeps]

@@ -4,8 +4,10 @@ import ctypes
 import gc
 import os
 import resource
+import shutil
+import signal
+import tempfile
 from contextlib import closing
-from pathlib import Path
 
 import evidence
 import jax
@@ -16,14 +18,20 @@ from cli import error_line, outcome
 from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 from s3_server import serving
-from scripts import loaded
+from scripts import loaded, recorded
 
 import penstock as ps
 from penstock.checkpoint import incremental
+from penstock.core.engine_core import EngineCore
 from penstock.rows.bridge import program_cache
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it once, when it or TensorFlow is first imported
+
+# Under nohup, or in the background of a script, this process ignores these, and so would the commands started here.
+for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them
@@ -35,10 +43,13 @@ settings.register_profile(
 )
 settings.load_profile("penstock")
 
+# Files of tests are in memory where 2 GB are free: a disk takes 5 ms to make a small one durable and to remove it.
+IN_MEMORY = "/dev/shm"
+if "TMPDIR" not in os.environ and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 2 << 30:
+    os.environ["TMPDIR"] = tempfile.tempdir = IN_MEMORY
+
 # Of a worker of `make test`, after a module and after a test.
 MOST_BYTES, MOST_BYTES_IN_A_MODULE = 400 << 20, 700 << 20
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -95,6 +106,20 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """The numbers of frames that passed together."""
+    numbers, push_native = [], EngineCore._push_native
+
+    def push(self, *arguments):
+        pushed = push_native(self, *arguments)
+        numbers.append(0 if pushed is None else pushed.num_frames)
+        return pushed
+
+    monkeypatch.setattr(EngineCore, "_push_native", push)
+    return numbers
 
 
 @pytest.fixture
@@ -170,20 +195,13 @@ def refused(tmp_path, capsys):
 def small_blocks(monkeypatch):
     """Checkpoints are written in many blocks, one after each frame: many steps are applied during a commit."""
     monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
-    monkeypatch.setattr(incremental, "SHARE", 1e9)
+    monkeypatch.setattr(incremental, "COPYING_FRACTION", 1e9)
 
 
 @pytest.fixture
 def shared():
-    """shared("golden/x.json"): a file of the recorded results next to a development checkout."""
-
-    def find(name):
-        path = SHARED / name
-        if not path.exists():
-            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
-        return path
-
-    return find
+    """shared("golden/x.json"): a file of the recorded results."""
+    return recorded
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ import numpy as np
 from penstock.base.errors import ConfigError, UsageError
 from penstock.base.validation import whole
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
-from penstock.core.engine_core import EVERY_STEP, NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.model.frames import Int64
 from penstock.model.options import DeltaOptions, RunOptions, options_of

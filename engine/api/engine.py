@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.activation_access import ActivationAccess
+from penstock.api.activations.deduplication import DeduplicationData
 from penstock.api.activations.exchange import Exchange
 from penstock.api.deltas import Deltas, check_no_deltas
 from penstock.api.live_reads import LiveReads
@@ -16,19 +15,19 @@ from penstock.api.table_access import TableAccess
 from penstock.base.errors import listed
 from penstock.base.threads import ThreadTeam
 from penstock.base.validation import whole
-from penstock.checkpoint.engine_state import restore
+from penstock.checkpoint.restoration import RestoreOptions, restore
 from penstock.checkpoint.session import CheckpointSession
-from penstock.checkpoint.table_changes import TableChanges
-from penstock.core.engine_core import Context, checked_reduction, create_core
+from penstock.core.engine_core import checked_reduction, create_core
 from penstock.core.frame_gate import FrameGate
 from penstock.core.gradient_checks import contributor_of
+from penstock.core.observers import Context
 from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Contributor, time_given
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import Rates
-from penstock.model.options import AnyPath, RunOptions, StageOptions, TableChangeOptions
+from penstock.model.options import AnyPath, RunOptions, StageOptions
 from penstock.model.stats import Report
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.table_programs import Variant
@@ -39,22 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoreOptions(TableChangeOptions):
-    """The arguments of ``Engine.restore``."""
-
-    path: AnyPath = field(kw_only=False)
-    mesh: jax.sharding.Mesh | None = field(default=None, kw_only=False)
-    threads: int | None = field(default=None, kw_only=False)
-    config: EmbeddingConfig | None = None
-    num_required: int | None = None
-    reduction: str | None = None
-    share: tuple[int, int] | None = None
-    version: str | int | None = None
-    shared: AnyPath | SharedFolder | None = None
-
-
-class Engine(TableAccess, ActivationAccess):
+class Engine(TableAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     Parameters
@@ -70,14 +54,14 @@ class Engine(TableAccess, ActivationAccess):
         "mean" divides each row's sum by the number of frames that contain the row, "sum" does not. None: the
         configuration's, else "mean".
     seed : int
-        Of the random initial values.
+        Seed of the random initial values.
     threads : int or None
-        Of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its container.
-        Results do not depend on it.
+        Threads of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its
+        container. Results do not depend on it.
     share : (int, int) or None
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
-        Of the programs that update rows, or table → variant (docs/devices.md); PENSTOCK_VARIANT takes precedence.
+        Programs that update rows, or table → variant (docs/devices.md); PENSTOCK_VARIANT takes precedence.
     shared : str, path or None
         A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
         processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
@@ -140,14 +124,16 @@ class Engine(TableAccess, ActivationAccess):
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
-        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.held.ids)
+        self.watch = Telemetry(tables)
         self.core.observe(self.watch)
         in_job = share is not None and not self.commits_alone
-        self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
+        self._reads: LiveReads | None = None
+        self.session = CheckpointSession(
+            self.core, partial(self.watch.timed, "save"), self.watch.counters, in_job, self._durable
+        )
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate)
-        self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
-        self._reads: LiveReads | None = None
+        self._exchange = Exchange(config, self.core)
         if self._folder is not shared:
             self.publish()  # a caller that opened the folder does so once all rows are set
 
@@ -167,8 +153,8 @@ class Engine(TableAccess, ActivationAccess):
         >>> import penstock as ps
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        >>> rows, step = engine.reads.lookup_tables({"user": [5, 3]}, consistent=True)
-        >>> rows["user"].tolist(), step
+        >>> rows = engine.reads.lookup({"user": [5, 3]}, consistent=True)
+        >>> rows["user"].tolist(), rows.version.step
         ([[1.0, 1.0], [1.0, 1.0]], 0)
         """
         if self._reads is None:
@@ -194,11 +180,7 @@ class Engine(TableAccess, ActivationAccess):
         """
         with self.core.reading():
             if self._reads is None:
-                last, lineage = self.session.last, self.session.positions.lineage
-                durable_step = 0 if last is None else int(last[0].contents["global_step"])
-                history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
-                self._reads = LiveReads(self.core, self._folder, durable_step, history)
-                self.session.on_durable = self._reads.durable
+                self._reads = LiveReads(self.core, self._folder, self.session)
 
     @property
     def is_shared(self) -> bool:
@@ -256,9 +238,8 @@ class Engine(TableAccess, ActivationAccess):
         with self.core.sharing_errors():
             if options.deltas is None:
                 check_no_deltas(options)
-                return self._source_run(options).run()
-            deltas = Deltas(self.core, options)
-            return self._source_run(options, deltas).run_into(options.deltas)
+                return self._source_run(options, None).run()
+            return self._source_run(options, Deltas(self.core, options), options.deltas).run()
 
     @with_options(StageOptions)
     def stage(self, options: StageOptions) -> pa.RecordBatchReader:
@@ -325,7 +306,7 @@ class Engine(TableAccess, ActivationAccess):
         contributor : str, int or None
             The producer, for ``gate.explain()`` and ``gate.stale``.
         time : int or None
-            Of the frame, in seconds, for tables with the clock "time", which need it.
+            Time of the frame, in seconds, for tables with the clock "time", which need it.
 
         Returns
         -------
@@ -384,6 +365,111 @@ class Engine(TableAccess, ActivationAccess):
         (0, True, 1)
         """
         return bool(self.core.open_early(Context(self.core.rates, self.core.counters)).seconds)
+
+    # ---- activations out, and their gradients in
+
+    def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
+        """Look up a batch: return its activations, and the data that ``send_gradients`` needs.
+
+        Parameters
+        ----------
+        features : nested like the configuration's features
+            The ids of each feature: lists, arrays, ragged or sparse values, or CooIds (docs/activations.md).
+        weights : nested like ``features``, or None
+            The weight of each id.
+
+        Returns
+        -------
+        activations : nested like ``features``
+            float32, the feature's input shape followed by dim.
+        deduplication_data : DeduplicationData
+            The lookups, for ``send_gradients``.
+
+        Raises
+        ------
+        InputError
+            If an id or a weight is invalid.
+        UsageError
+            If the structure or a shape does not match the configuration.
+        ConfigError
+            If the configuration has no features.
+
+        References
+        ----------
+        TensorFlow's ``XlaRecvTPUEmbeddingActivations`` and ``XlaRecvTPUEmbeddingDeduplicationData``
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> engine = ps.Engine(config)
+        >>> activations, dedup = engine.recv_activations({"clicked": [[7, 3], [], [7]]})
+        >>> activations["clicked"]
+        array([[2., 2.],
+               [0., 0.],
+               [1., 1.]], dtype=float32)
+        """
+        with self.core.sharing_errors():
+            return self._exchange.recv(features, weights)
+
+    def send_gradients(
+        self,
+        gradients: Any,
+        learning_rates: Rates = None,
+        deduplication_data: DeduplicationData | None = None,
+        time: int | None = None,
+    ) -> bool:
+        """Apply gradients of activations as one frame.
+
+        Parameters
+        ----------
+        gradients : nested like the configuration's features
+            float32, each of the shape of its activation; None at a leaf means zeros.
+        learning_rates : mapping of int to float, sequence of float or None
+            By tag; take precedence over the schedules.
+        deduplication_data : DeduplicationData or None
+            What ``recv_activations`` returned for this batch.
+        time : int or None
+            Time of the frame, in seconds, for tables with the clock "time", which need it.
+
+        Returns
+        -------
+        bool
+            False if the frame was stale and dropped.
+
+        Raises
+        ------
+        InputError
+            If a gradient is not finite; nothing is applied then.
+        ConfigError
+            If a dynamic learning rate has no value.
+        UsageError
+            If the structure, a shape or a dtype does not match the activations.
+        StateError
+            If ``deduplication_data`` is missing or belongs to another configuration.
+
+        References
+        ----------
+        TensorFlow's ``XlaSendTPUEmbeddingGradients``
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> engine = ps.Engine(config)
+        >>> activations, dedup = engine.recv_activations({"clicked": [[7, 3], [], [7]]})
+        >>> engine.send_gradients({"clicked": np.ones((3, 2), np.float32)}, deduplication_data=dedup)
+        True
+        >>> engine.lookup("item", [7, 3])
+        array([[0. , 0. ],
+               [0.5, 0.5]], dtype=float32)
+        """
+        with self.core.sharing_errors():
+            return self._exchange.send(gradients, learning_rates, deduplication_data, time)
 
     # ---- state out and in
 
@@ -469,18 +555,7 @@ class Engine(TableAccess, ActivationAccess):
         """
         shared = options.shared
         folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
-        engine = restore(
-            cls if folder is None else partial(cls, shared=folder),
-            options.path,
-            options.config,
-            options.mesh,
-            options.threads,
-            options.num_required,
-            options.reduction,
-            options.share,
-            options.version,
-            TableChanges.among(vars(options)),
-        )
+        engine = restore(cls if folder is None else partial(cls, shared=folder), options)
         if folder is not shared:
             engine.publish()
         return engine
@@ -553,5 +628,9 @@ class Engine(TableAccess, ActivationAccess):
 
     # ---- internal
 
-    def _source_run(self, options: StageOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas)
+    def _durable(self, step: int) -> None:
+        if self._reads is not None:
+            self._reads.durable(step)
+
+    def _source_run(self, options: StageOptions, deltas: Deltas | None, target: AnyPath | None = None) -> SourceRun:
+        return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas, target)

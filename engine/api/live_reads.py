@@ -8,23 +8,26 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.base.errors import ConfigError, listed
 from penstock.checkpoint.engine_state import encoded
-from penstock.core.engine_core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
+from penstock.checkpoint.session import CheckpointSession
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Float32, Int64
+from penstock.model.version import LookupResult, Version
 from penstock.pyx.row_keys import RowKeys, num_words
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.bridge.host_tables import MOST_COUNTING
 from penstock.rows.bridge.sharding import NUM_SHARDS
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.shared.header import KeyFile, TableLayout
-from penstock.rows.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
+from penstock.rows.shared.lookups import Deadline, TableReads, read_tables
 
 _NUM_WORDS = 8
 
@@ -33,21 +36,15 @@ class LiveReads(StepObserver):
     """Reads rows of an engine while its steps run: ``Engine.reads`` returns the only one of an engine.
 
     core : of the engine; folder : of its shared tables, to publish; None: only threads of this process read
-    history : lineage and epoch; durable_step : the last step of a commit
+    session : of the engine, which knows lineage, epoch and commits
 
     The first one switches the counters of pages on, for all steps to come. Call it while no step runs.
     Raises ConfigError if a table is not in the host's memory, or the engine has only a share of the rows.
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        folder: SharedFolder | None,
-        durable_step: int,
-        history: tuple[str, str],
-    ) -> None:
+    def __init__(self, core: EngineCore, folder: SharedFolder | None, session: CheckpointSession) -> None:
         check_on_host(core)
-        self._core, self._folder = core, folder
+        self._core, self._folder, self._session = core, folder, session
         self._file_of: Callable[[npt.NDArray[Any]], str] = (lambda array: "") if folder is None else folder.name
         self._tables = {name: self._reads(spec) for name, spec in core.tables.held.specs.items()}
         self._words = StepWords(np.zeros(_NUM_WORDS, np.uint64))
@@ -56,7 +53,7 @@ class LiveReads(StepObserver):
             layouts = [table.layout for table in self._tables.values()]
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
-            self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
+            self._words = folder.publish(layouts, threads, self._ahead(), session.durable_step or 0, config)
             core.is_shared = True
         for spec in core.tables.held.specs.values():
             on_host = core.tables.table(spec.name).on_host
@@ -64,27 +61,39 @@ class LiveReads(StepObserver):
             on_host[0].note_steps(self._words.memory)
         core.observe(self)
 
-    def lookup_tables(
-        self, ids: Mapping[str, Any], consistent: bool = False, timeout_ms: int = 1000
-    ) -> tuple[dict[str, Float32], int]:
-        """Return the weights of ids of several tables and their step, as ``Reader.lookup_tables`` does."""
+    @overload
+    def lookup(self, table: str, ids: Any, consistent: bool = False, timeout_ms: int = 1000) -> Float32: ...
+
+    @overload
+    def lookup(self, table: Mapping[str, Any], *, consistent: bool = False, timeout_ms: int = 1000) -> LookupResult: ...
+
+    def lookup(
+        self, table: str | Mapping[str, Any], ids: Any = None, consistent: bool = False, timeout_ms: int = 1000
+    ) -> Float32 | LookupResult:
+        """Return the weights of some ids of a table, or of several tables, as ``Reader.lookup`` does."""
+        if isinstance(table, str):
+            return self.lookup({table: ids}, consistent=consistent, timeout_ms=timeout_ms)[table]
         deadline = Deadline(timeout_ms)
-        wanted = checked_ids(self._tables, ids, "in the configuration")
         self._core.check_readable()
-        rows = {name: checked_out(name, None, len(wanted[name]), self._tables[name].layout.dim) for name in wanted}
 
         def check(reason: str) -> None:
             self._core.check_readable()
             deadline.check(reason)
 
-        return rows, read_tables(self._tables, self._words, wanted, rows, consistent, check)
+        rows, step = read_tables(self._tables, self._words, table, {}, consistent, check, "in the configuration")
+        return LookupResult(rows, self._session.positions.version(step), self._session.durable_step)
 
-    def set_history(self, lineage: str, epoch: str) -> None:
+    def begin_epoch(self) -> None:
         """Tell readers of the files whose steps follow. Call it while no step runs."""
-        if self._folder is not None:
+        if self._folder is not None and self._folder.history is not None:
             self._words.begin()
-            self._folder.set_history(lineage, epoch)
+            self._folder.history.write(self._ahead())
             self._words.end(self._core.global_step)
+
+    def _ahead(self) -> Version:
+        """Return the present version, of the epoch that the steps to come are of."""
+        lineage, step = self._session.positions.lineage, self._core.global_step
+        return Version(str(step)) if lineage is None else lineage.ahead(step)
 
     def durable(self, step: int) -> None:
         """A commit of a step is on disk. Raises OSError if the files are not there any more."""
@@ -125,7 +134,7 @@ class LiveReads(StepObserver):
         assert on_host is not None
         tables, member = on_host
         tables.count_pages()
-        plan, layout = tables.plans[member], tables.layouts[member]
+        rule, layout = tables.rules[member], tables.layouts[member]
         keys, file = self._keys(spec)
         described = TableLayout(
             spec.name,
@@ -135,9 +144,9 @@ class LiveReads(StepObserver):
             layout.mod,
             layout.rows_per_shard,
             layout.shards_per_device,
-            plan.row_floats,
-            plan.first_float,
-            plan.first_page,
+            rule.row_floats,
+            rule.first_float,
+            rule.first_page,
             tuple(map(self._file_of, tables.arrays)),
             tuple(map(self._file_of, tables.counters)),
             spec.id_type,
@@ -155,7 +164,7 @@ class LiveReads(StepObserver):
         else:
             memory = self._folder.allocate("keys", num_words(capacity), np.uint64)
         keys, table = RowKeys(memory, capacity, salt, expire_after), self._core.tables.dynamic[spec.name]
-        table.share_keys(keys)
+        table.publish_keys(keys)
         return keys, KeyFile(self._file_of(memory), salt, expire_after, table.absent)
 
 

@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from typing import Any
 
 import pyarrow as pa
 
 import penstock.base.interrupts as interrupts
 from penstock.api.deltas import Deltas
 from penstock.api.planning.look_ahead import LookAhead, looked_ahead
-from penstock.base.validation import INT64_MAX, function, is_uri, place, share, whole
+from penstock.base.validation import INT64_MAX, fraction, function, is_uri, place, whole
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.session import CheckpointSession
-from penstock.core.engine_core import Context, EngineCore, Pushed
+from penstock.core.engine_core import EngineCore
 from penstock.core.frame_gate import FrameGate
+from penstock.core.observers import Context, Pushed
 from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.delta_sink import DeltaWriter, open_deltas
@@ -29,7 +28,7 @@ from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
 from penstock.model.frames import FrameRun
 from penstock.model.learning_rates import LearningRates
-from penstock.model.options import StageOptions
+from penstock.model.options import AnyPath, StageOptions
 from penstock.model.stats import Counters, Report
 
 log = logging.getLogger("penstock")
@@ -42,6 +41,7 @@ class SourceRun:
 
     gate : passed to ``progress``
     deltas : observes the core, and emits the deltas that are due after every frame
+    target : where the deltas are written, before every commit; None: the consumer of ``batches`` takes them
 
     The constructor checks the options and that the source exists, and opens nothing. Raises InputError, ConfigError or
     UsageError.
@@ -54,13 +54,14 @@ class SourceRun:
         telemetry: Telemetry,
         gate: FrameGate,
         options: StageOptions,
-        deltas: Deltas | None = None,
+        deltas: Deltas | None,
+        target: AnyPath | None,
     ) -> None:
         core.check_ready()
         self._core, self._session, self._telemetry, self._gate = core, session, telemetry, gate
         self._options, self._counters, self._deltas = options, Counters(), deltas
         self._limit = None if options.limit is None else whole("limit", options.limit, 0)
-        self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
+        self._max_stale = None if options.max_stale is None else fraction("max_stale", options.max_stale)
         self._rates = LearningRates(core.config.num_tags, options.learning_rates, core.config.schedules)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
         read = ReadOptions.of_config(
@@ -74,6 +75,10 @@ class SourceRun:
         self._progress = None if options.progress is None else function("progress", options.progress)
         self._context = Context(self._rates, self._counters, most=INT64_MAX if self._progress is None else 1)
         self._open_deltas: OpenDeltas | None = None
+        if deltas is not None and target is not None:
+            if not is_uri(target):
+                place("deltas", target)
+            self._open_deltas = lambda *committed: open_deltas(target, deltas.schema, core.changed_step, *committed)
         self._writer: DeltaWriter | None = None
         self._num_skipped = 0
         self._started_s = time.perf_counter()
@@ -85,19 +90,6 @@ class SourceRun:
                 assert self._writer is not None
                 self._writer.write(batch)
         return self._report()
-
-    def run_into(self, target: str | os.PathLike[str]) -> Report:
-        """Apply the source to its end, and write its deltas, which every commit waits for. target : as ``deltas=``"""
-        deltas, core = self._deltas, self._core
-        assert deltas is not None
-        if not is_uri(target):
-            place("deltas", target)
-
-        def opened(committed: Mapping[str, Any] | None, is_committed: Callable[[], bool] | None) -> DeltaWriter:
-            return open_deltas(target, deltas.schema, core.changed_step, committed, is_committed)
-
-        self._open_deltas = opened
-        return self.run()
 
     def reader(self) -> pa.RecordBatchReader:
         """Return a stream of deltas whose consumer drives the run."""
@@ -111,7 +103,7 @@ class SourceRun:
         consumer's acknowledgement.
         """
         core, committing = self._core, self._telemetry.timed("save")
-        with self._opened() as saving:
+        with self._begun() as saving:
             try:
                 with core.sharing_errors(), closing(self._pushes(saving)) as pushes:
                     for pushed in pushes:
@@ -146,7 +138,7 @@ class SourceRun:
         saving.positions.check_stale(self._max_stale)
 
     @contextmanager
-    def _opened(self) -> Iterator[RunCommits]:
+    def _begun(self) -> Iterator[RunCommits]:
         """Begin to count the run, and open its commits and files."""
         self._started_s = time.perf_counter()
         self._core.start_counting()
@@ -220,7 +212,7 @@ class SourceRun:
         interrupts.check()
 
     def _fraction(self) -> float | None:
-        """Return the share of the input that was applied, or is next, if known."""
+        """Return the fraction of the input that was applied, or is next, if known."""
         return self._reader.fraction() if self._ahead is None else self._ahead.fraction
 
     def _may_commit(self) -> bool:

@@ -7,18 +7,19 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.base.errors import UsageError
 from penstock.base.validation import place
+from penstock.checkpoint.session import CheckpointSession
 from penstock.core.engine_core import EngineCore
-from penstock.model.frames import Float32, Int64
+from penstock.model.frames import Float32
 from penstock.model.learning_rates import LearningRates, Rates
+from penstock.model.version import LookupResult, Version
 from penstock.rows.table_io import LoadedTables, TablesReader, write_tables
 
 if TYPE_CHECKING:
@@ -33,11 +34,29 @@ class TableAccess:
     """The methods of an Engine that read and write its tables. core : its tables and the lock between two steps"""
 
     core: EngineCore
+    session: CheckpointSession
 
     @property
     def global_step(self) -> int:
         """Number of openings of the gate, counted on from the last ``gate.set_global_step``."""
         return self.core.global_step
+
+    @property
+    def version(self) -> Version:
+        """The version of the rows: the step, with the lineage and the epoch of the service that runs or ran the engine.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> before = engine.version
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.version.follows(before), str(engine.version)
+        (True, '1')
+        """
+        return self.session.positions.version(self.global_step)
 
     def table(self, name: str) -> jax.Array:
         """Return a copy of the weights in id order.
@@ -95,27 +114,33 @@ class TableAccess:
             table = self.core.tables.whole_table(name)
             return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
 
-    def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
-        """Return the weights of some ids. Cheaper than ``table`` for a few rows.
+    @overload
+    def lookup(self, table: str, ids: Any, forward: bool = False) -> Float32: ...
+
+    @overload
+    def lookup(self, table: Mapping[str, Any], *, forward: bool = False) -> LookupResult: ...
+
+    def lookup(self, table: str | Mapping[str, Any], ids: Any = None, forward: bool = False) -> Float32 | LookupResult:
+        """Return the weights of some ids of a table, or of several tables. Cheaper than ``table`` for a few rows.
 
         Parameters
         ----------
-        name : str
-            The table.
+        table : str or mapping of str to array_like of int
+            The table; or the ids of several tables, for rows of one step.
         ids : array_like of int, shape (n,)
-            Repeats allowed.
+            Of one table. Repeats allowed.
         forward : bool
             Read rows as a forward pass sees them, through the table's simulated quantization if it has one.
 
         Returns
         -------
-        numpy.ndarray
-            float32, shape (n, dim).
+        numpy.ndarray or LookupResult
+            float32, shape (n, dim); of several tables a dict of such, with the attribute ``version``.
 
         Raises
         ------
         UsageError
-            If the table is unknown, or an id is not an integer in its range.
+            If a table is unknown, or an id is not an integer in its range.
 
         Examples
         --------
@@ -125,9 +150,16 @@ class TableAccess:
         >>> engine.lookup("user", [5, 5])
         array([[1., 1.],
                [1., 1.]], dtype=float32)
+        >>> engine.lookup({"user": [5]}).version
+        Version('0')
         """
+        tables = self.core.tables
+        wanted = table if isinstance(table, Mapping) else {table: ids}
         with self.core.reading():
-            return self.core.tables.lookup(name, self.core.tables.valid_ids(name, ids), forward)
+            rows = {name: tables.lookup(name, tables.valid_ids(name, each), forward) for name, each in wanted.items()}
+            if not isinstance(table, Mapping):
+                return rows[table]
+            return LookupResult(rows, self.version, self.session.durable_step)
 
     def view(self, name: str) -> Float32:
         """Return the weights of a table on the host without a copy.
@@ -195,7 +227,7 @@ class TableAccess:
         Returns
         -------
         pyarrow.Array
-            Of the table's key type, shape (n,).
+            The keys, in the table's key type, shape (n,).
 
         Raises
         ------
@@ -384,7 +416,7 @@ class TableAccess:
         """
         self.core.check_whole()
         row_ids, values = self.core.tables.checked_parameters(name, rows, ids, slots)
-        self.core.load(partial(self.core.tables.set_rows, name, row_ids, values), {name: row_ids})
+        self.core.load(lambda: {name: self.core.tables.set_rows(name, row_ids, values)})
 
     def state_hash(self) -> str:
         """Return a hash of tables, slots and global step; equal states have equal hashes on any mesh.
@@ -495,7 +527,7 @@ class TableAccess:
             rates = LearningRates(core.config.num_tags, learning_rates, core.config.schedules)
             expected = rates.expected(core.global_step, core.last_rates)
             reader = TablesReader(core.tables, place("directory", directory), new_tables, names or {}, stack, expected)
-            core.load(reader.read, dict.fromkeys(core.config.table_names))
+            core.load(reader.read)
         return reader.loaded()
 
     def warmup(self) -> int:
@@ -524,8 +556,3 @@ class TableAccess:
             count = self.core.tables.warm()
         log.info("warm-up: %d programs compiled in %.1f s", count, time.perf_counter() - began_s)
         return count
-
-    def _looked_up(self, ids: Mapping[str, Int64]) -> tuple[dict[str, Float32], int]:
-        """Return the rows by table as a forward pass sees them, and their global step."""
-        with self.core.reading():
-            return {name: self.core.tables.lookup(name, array, True) for name, array in ids.items()}, self.global_step

@@ -29,7 +29,7 @@ class PenstockError(Exception):
     Parameters
     ----------
     *arguments : object
-        Of the builtin error. Texts lose the keys and passwords of URIs in them.
+        Arguments of the builtin error. Texts lose the keys and passwords of URIs in them.
 
     Examples
     --------

@@ -43,5 +43,4 @@ def _leave() -> None:
     os.close(nowhere)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave)
+os.register_at_fork(after_in_child=_leave)

@@ -45,7 +45,7 @@ def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
     return number
 
 
-def share(name: str, value: Any) -> float:
+def fraction(name: str, value: Any) -> float:
     """Return value as a float from 0 to 1. Raises UsageError."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise UsageError(f"{name}: expected a share from 0 to 1, got {value!r}")

@@ -7,7 +7,6 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.checkpoint.store import Commit, DataFile, Folder
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.io.table_files import rows_not_finite
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Array, Float32, Int64
@@ -36,7 +35,7 @@ class SavedTables:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        version = Version.of(path)
+        version = NamedCommit.of(path)
         self._folder = version.folder
         self.commit = version.read(self._folder.checked)
         self._where = f"{self._folder.path}, commit {self.commit.number}"
@@ -150,24 +149,12 @@ def changed_rows(folder: Folder, commit: Commit) -> int | None:
 
     None: all rows, at a URI, where each block of them would be a request; or a run has removed a file.
     """
-    is_local = isinstance(folder.path, Path)
-    if not is_local and all(file.parent is None for file in commit.last_files):
+    if not isinstance(folder.path, Path) and all(file.parent is None for file in commit.last_files):
         return None
-    headers_of = records_of if is_local else _headers_of
     with contextlib.suppress(CommitGoneError):
-        records = chain.from_iterable(headers_of(folder, commit, file) for file in commit.last_files)
+        records = folder.records(commit, commit.last_files, only_shapes=True)
         return sum(len(record.arrays["rows"]) for record in records if record.kind == "rows")
     return None
-
-
-def _headers_of(folder: Folder, commit: Commit, file: DataFile) -> Iterator[Record]:
-    """Yield the records of a file at a URI, without the contents of their arrays."""
-    try:
-        with folder.files.open(file.name, ahead=False) as data:
-            yield from read_records(data, folder.files.file(file.name), only_shapes=True)
-    except FileNotFoundError:
-        folder.checked(commit, sizes_only=True)  # raises, with the reason
-        raise
 
 
 def part_dims(table: Mapping[str, Any]) -> dict[str, int]:

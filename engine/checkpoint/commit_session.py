@@ -49,7 +49,12 @@ class CommitSession:
         self._closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._copy_while_idle, name="penstock-pace", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            with core.gate.still():
+                saver.close()
+            raise
 
     # ---- under the gate's lock
 
@@ -116,13 +121,9 @@ class CommitSession:
         """Commit the state that the session starts with, and wait until it is durable; close after an error."""
         try:
             with self._core.gate.still():
-                try:
-                    self.finish(again=True)
-                except BaseException:
-                    self.close()
-                    raise
+                self.finish(again=True)
         except BaseException:
-            self.join()
+            self.abandon()
             raise
 
     def close(self) -> None:
@@ -138,15 +139,14 @@ class CommitSession:
         try:
             with self._core.gate.still():
                 self._closed = True
-                try:
-                    self.finish(self.has_changes)
-                finally:
-                    self.close()
+                self.finish(self.has_changes)
         finally:
-            self.join()
+            self.abandon()
 
-    def join(self) -> None:
-        """Wait for the background thread, after ``close``."""
+    def abandon(self) -> None:
+        """Close, and wait for the background thread."""
+        with self._core.gate.still():
+            self.close()
         self._thread.join()
 
     # ---- inside

@@ -1,86 +1,23 @@
-"""The state of an engine in a commit, apart from its rows, and the restoration of an engine from a commit.
-
-Everything but arrays is plain data in the manifest. Properties that must match when a state is restored are checked
-here, by name, before any row is read.
-"""
+"""The state of an engine in a commit, apart from its rows. Everything but arrays is plain data in the manifest."""
 
 from __future__ import annotations
 
 import base64
-import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError
-from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
-from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
-from penstock.checkpoint.parts import check_complete, directories_of, files_for
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.manifests import CLOCK_OFFSET
 from penstock.checkpoint.records import Record
-from penstock.checkpoint.source_positions import Positions
-from penstock.checkpoint.store import Commit, Folder
-from penstock.checkpoint.table_changes import (
-    TABLE_CHANGES,
-    ChangedTables,
-    TableChange,
-    TableChanges,
-    described,
-    first_names,
-    states_of,
-)
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.table_changes import TABLE_CHANGES, described, states_of
 from penstock.core.engine_core import EngineCore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tables import Initializer
-from penstock.model.config.text_format import parse_stored
-from penstock.model.frames import Float32, Int64
-from penstock.model.stats import Counters
-from penstock.rows.bridge.variants import VARIANTS
-from penstock.rows.derived_slots import DerivedSlots
-from penstock.rows.shares import checked_share, shares_of
-
-if TYPE_CHECKING:
-    import jax
 
 
-class Session(Protocol):
-    """Continues the history of a commit."""
-
-    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None: ...
-
-
-class Restorable(Protocol):
-    """The part of an engine that a commit restores."""
-
-    @property
-    def core(self) -> EngineCore: ...
-
-    @property
-    def session(self) -> Session: ...
-
-
-E = TypeVar("E", bound=Restorable)
-
-log = logging.getLogger("penstock")
-
-
-def describe(
-    core: EngineCore,
-    positions: Positions,
-    files: Mapping[str, Any],
-    totals: Counters,
-    changes: Sequence[TableChange] = (),
-) -> CommitContents:
-    """Return the current state without the rows. Call it under the gate's lock.
-
-    positions, totals : of the runs so far; files : those that the run in progress writes, with their lengths
-    changes : of the tables so far
-    """
+def describe(core: EngineCore, ledger: Ledger) -> CommitContents:
+    """Return the current state without the rows. Call it under the gate's lock."""
+    changes = ledger.changes
     plain: dict[str, Any] = {
         "global_step": core.global_step,
         "changed_step": core.changed_step,
@@ -91,9 +28,9 @@ def describe(
         "reduction": core.reduction,
         "seed": core.seed,
         "learning_rates": core.last_rates,
-        "positions": positions.get_state(),
-        **files,
-        "counters": totals.get_state(),
+        "positions": ledger.positions.get_state(),
+        **ledger.files.commit(),
+        "counters": ledger.totals.get_state(),
         "gate": core.gate.get_state(),
         "pipeline": core.pipeline.get_state(),
         "config": encoded(core.config),
@@ -120,189 +57,6 @@ def tables_to_save(core: EngineCore) -> dict[str, Saved]:
 
 def encoded(config: EmbeddingConfig) -> str:
     return base64.b64encode(config.to_engine_proto().SerializeToString(deterministic=True)).decode()
-
-
-def restore(
-    make: Callable[..., E],
-    path: str | os.PathLike[str],
-    config: EmbeddingConfig | None,
-    mesh: jax.sharding.Mesh | None,
-    threads: int | None,
-    num_required: int | None,
-    reduction: str | None,
-    share: tuple[int, int] | None = None,
-    version: str | int | None = None,
-    changes: TableChanges | None = None,
-) -> E:
-    """Return an engine with the state of a commit, the newest one unless a version is named. Raises StateError.
-
-    make : the engine's constructor; changes : of tables, None: none; the others are arguments of ``Engine.restore``
-    """
-    if config is not None and not isinstance(config, EmbeddingConfig):
-        raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-    devices = mesh.devices.flat if mesh is not None and hasattr(mesh, "devices") else ()
-    processes = {device.process_index for device in devices}
-    if len(processes) > 1:
-        raise UsageError(
-            f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {path}, and call "
-            "read_tables in every process (docs/meshes.md)"
-        )
-    chosen = Version.of(path, version)
-    folder = chosen.folder
-
-    def read(commit: Commit) -> E:
-        place = f"{folder.path}, commit {commit.number}"
-        with trusting(place):
-            restored_config = config or _config_of(commit, place)
-            changed = (changes or TableChanges()).of(commit, restored_config, place)
-            restored_config = restored_config.drawn_as(first_names(changed.contents))
-            for name, value in (("num_required", num_required), ("reduction", reduction)):
-                if value is not None and value != commit.contents[name]:
-                    raise StateError(
-                        f"{place}: was made with {name} {commit.contents[name]}, not {value}; give the same"
-                    )
-            seed, files, more, shares = commit.contents["seed"], commit.files, {}, {}
-            if share is not None:
-                more = {"share": checked_share(share)}
-                if _is_distributed_alike(changed.contents, restored_config):
-                    mod = restored_config.sharding_strategy == "MOD"
-                    shares = shares_of(restored_config.tables, mod, seed, *more["share"])
-                    files = files_for(commit, shares)
-            check_complete(commit, shares, place)
-            folder.checked(commit, files)
-            programs = changed.contents["programs"]
-            variants = {name: program["variant"] for name, program in programs.items()}
-            for variant in variants.values():
-                if variant not in VARIANTS:
-                    raise StateError(f"{place}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")
-            engine = make(
-                restored_config,
-                mesh,
-                num_required=commit.contents["num_required"],
-                reduction=commit.contents["reduction"],
-                seed=seed,
-                threads=threads,
-                variant=variants,
-                **more,
-            )
-            lost = _load(engine.core, folder, replace(commit, files=files, contents=changed.contents), changed)
-            change = changed.change and replace(changed.change, lost_sums=lost)
-            if change is not None:
-                log.warning("%s: %s", place, change)
-            engine.session.resume_from(folder, commit, change, changed.adds_rows)
-        return engine
-
-    return chosen.read(read)
-
-
-def _is_distributed_alike(contents: Mapping[str, Any], config: EmbeddingConfig) -> bool:
-    """Return whether as many shares have the same rows with a configuration as when they wrote a commit."""
-    saved = parse_stored(base64.b64decode(contents["config"])).tpu_embedding_configuration
-    if saved.sharding_strategy != config.to_engine_proto().tpu_embedding_configuration.sharding_strategy:
-        return False
-    forms = {table["name"]: (table["vocabulary_size"], "dynamic" in table) for table in contents["tables"]}
-    return all(forms[spec.name] == (spec.vocabulary_size, spec.dynamic is not None) for spec in config.tables)
-
-
-def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTables) -> dict[str, int]:
-    """Set the state of a core. Return for each table that is not loaded the ids whose sums in the gate are dropped.
-
-    commit : with the contents of ``changed``
-    """
-    directories = {old: state for old, state in directories_of(folder, commit).items() if old in changed.names}
-    rows_now = {
-        changed.names[old]: core.tables.dynamic[changed.names[old]].set_state(state)
-        for old, state in directories.items()
-    }
-    rates = commit.contents["learning_rates"]
-    core.last_rates = None if rates is None else tuple(rates)
-    derived = DerivedSlots(core.tables, core.rates.expected(commit.contents["global_step"], core.last_rates))
-    for old, ids, parts in rows_of(folder, commit):
-        if old not in changed.names:
-            continue
-        name = changed.names[old]
-        if name in changed.weights_only:
-            spec = core.tables.specs[name]
-            slots = [np.full((len(ids), spec.slot_dim), value, np.float32) for _, value in spec.slots]
-            parts = [parts[0], *slots]
-        if name in rows_now:  # the row of a key, and whether it has one, may differ here
-            ids = rows_now[name][ids]
-            here = ids >= 0
-            ids, parts = ids[here], [rows[here] for rows in parts]
-        else:
-            ids, parts = core.tables.held.select(name, ids, parts)
-        if name in core.tables.dynamic and name not in rows_now:
-            ids = _admit(core, name, ids, parts, folder)
-        else:
-            core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
-        if name in changed.weights_only and derived.slot(name):
-            derived.derive(name, ids)
-    derived.warn()
-    core.tables.dynamic.forget_changes()
-    saved_stores = _stores_of(folder, commit)
-    stores = {changed.names[old]: sums for old, sums in saved_stores.items() if old in changed.names}
-    for name in [name for name, sums in stores.items() if not core.pipeline.stores[name].takes(sums)]:
-        if name not in changed.weights_only:
-            raise StateError(
-                f"{folder.path}, commit {commit.number}: table '{name}' has another gradient_accumulation_status in "
-                "the configuration, which frames in the gate prevent: --flush them with the one before"
-            )
-        del stores[name]
-    contents = commit.contents
-    core.tables.programs.resume(contents["programs"])
-
-    def put() -> None:
-        for name, store in core.pipeline.stores.items():
-            store.set_state(core.tables.held.part_of(name, stores.get(name, {})))
-        core.pipeline.set_state(contents["pipeline"])
-
-    core.gate.set_state(contents["gate"], put)
-    core.changed_step = int(contents["changed_step"])
-    core.set_clock_offset(contents[CLOCK_OFFSET])
-    lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}
-    return {name: count for name, count in lost.items() if count}
-
-
-def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> Int64:
-    """Set rows of a table that was not dynamic: the ids of those that differ from their start become keys.
-
-    Returns the local rows that were set, int64 (n,).
-    """
-    table = core.tables.dynamic[name]
-    kept = table.differing(ids, parts) | (table.directory.rows(ids) >= 0)  # an earlier block may have admitted the id
-    try:
-        return core.tables.set_rows(name, ids[kept], dict(enumerate(rows[kept] for rows in parts)))
-    except CapacityError as error:
-        raise StateError(f"{folder.path}: rows that differ from their start become keys: {error}") from None
-
-
-def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Return the gradients accumulated in the gate, by table, with those of all shares concatenated."""
-    stores: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
-    for record in folder.records(commit, commit.last_files):
-        if record.kind == "store":
-            of_table = stores.setdefault(record.header["table"], {})
-            for key, array in record.arrays.items():
-                of_table.setdefault(key, []).append(array)
-    return {
-        table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in stores.items()
-    }
-
-
-def _num_ids(sums: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Return how many ids have sums, those of every frame that is kept separate."""
-    return sum(len(array) for key, array in sums.items() if key.endswith(".ids"))
-
-
-def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
-    if commit.contents["python"]:
-        raise StateError(
-            f"{place}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
-        )
-    try:
-        return EmbeddingConfig.from_proto(parse_stored(base64.b64decode(commit.contents["config"])))
-    except ConfigError as error:
-        raise StateError(f"{place}: its configuration cannot be loaded: {error}; give config=") from None
 
 
 def _only_in_python(config: EmbeddingConfig) -> list[str]:

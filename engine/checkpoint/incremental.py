@@ -21,7 +21,7 @@ from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-from penstock.core.engine_core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.model.frames import Float32, Int64
 from penstock.model.options import KEEP
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18
-# Capacity of the ring buffer for copied rows that wait for the disk: ROOM_BYTES, or ROOM_SHARE of the tables if that is
-# more, but at most MOST_ROOM_BYTES.
+# Capacity of the ring buffer for copied rows that wait for the disk: ROOM_BYTES, or ROOM_FRACTION of the tables if that
+# is more, but at most MOST_ROOM_BYTES.
 ROOM_BYTES, MOST_ROOM_BYTES = 32 << 20, 256 << 20
-ROOM_SHARE = 0.04
+ROOM_FRACTION = 0.04
 # Blocks copied per call while no frame arrives.
 BLOCKS_WHEN_IDLE = 16
 # The most rows that one dispatch copies from a device, however narrow they are.
 MOST_ROWS = 1 << 15
-# The share of the time between two steps allowed for copying, and for hashing and writing.
-SHARE = WRITING_SHARE = 0.15
+# The fraction of the time between two steps allowed for copying, and for hashing and writing.
+COPYING_FRACTION = WRITING_FRACTION = 0.15
 NO_MEMORY = np.empty(0, np.float32)
 
 
@@ -77,7 +77,7 @@ class Saver(StepObserver):
     timed : context manager around work that a step has to wait for
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
-    on_commit : called with every commit that has become durable
+    on_durable : called with the step of every commit that has become durable
     has_new_tables : whether the tables are others than those of ``last``, and no commit has them yet
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
@@ -94,9 +94,9 @@ class Saver(StepObserver):
         delta: bool = True,
         timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
         part: PartRows = ALL_ROWS,
-        on_commit: Callable[[Commit], None] = lambda commit: None,
+        on_durable: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self._on_commit = on_commit
+        self._on_durable = on_durable
         self.folder, self._tables, self._describe, self._timed, self._part = folder, tables, describe, timed, part
         self._attempt: str | None = None
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
@@ -115,7 +115,7 @@ class Saver(StepObserver):
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
-        if not folder.files.is_same(self.folder.files):
+        if folder.files.identity() != self.folder.files.identity():
             return False
         newest, last = folder.newest(), self.last
         if newest is None or last is None:
@@ -160,7 +160,7 @@ class Saver(StepObserver):
                 for rows in coalesced.get(name, ()):
                     for part in rows.summed:
                         self._put(name, self._marks[name].change(part.ids))
-        # ``advance`` need not copy these rows any more, so this time counts against its share.
+        # ``advance`` need not copy these rows any more, so this time counts against its fraction.
         self._spent_s += time.perf_counter() - began
 
     def limit(self) -> Limit:
@@ -217,7 +217,7 @@ class Saver(StepObserver):
         if self._writer is None:
             return
         now = time.perf_counter()
-        if idle or self._spent_s <= SHARE * (now - self._began_s):
+        if idle or self._spent_s <= COPYING_FRACTION * (now - self._began_s):
             for _ in range(BLOCKS_WHEN_IDLE if idle else 1):
                 if not self._closed and self._writer.has_room:
                     self._copy_next()
@@ -226,7 +226,7 @@ class Saver(StepObserver):
         if idle:
             self._writer.pace.expedite()
         else:
-            self._writer.pace.allow(WRITING_SHARE * (now - self._advanced_s))
+            self._writer.pace.allow(WRITING_FRACTION * (now - self._advanced_s))
         self._advanced_s = now
         if self._writer.done:
             self.finish()
@@ -240,7 +240,7 @@ class Saver(StepObserver):
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
             self.has_new_tables = False
-            self._on_commit(self.last)
+            self._on_durable(self.last.step)
         except BaseException:
             self._give_up()
             raise
@@ -324,7 +324,7 @@ class Saver(StepObserver):
 
 def ring_bytes(table_bytes: int, widest_row: int) -> int:
     """Return the bytes of the ring buffer for tables. table_bytes : of all rows; widest_row : bytes of the largest"""
-    most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
+    most = max(ROOM_BYTES, min(int(ROOM_FRACTION * table_bytes), MOST_ROOM_BYTES))
     # At least two rows fit, however wide they are; and no commit copies more than the tables.
     return max(min(most, 2 * table_bytes), 2 * widest_row)
 

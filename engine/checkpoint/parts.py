@@ -78,7 +78,7 @@ def join_parts(
     programs = _joined_programs([part.contents["programs"] for part in parts])
     joined = {**first, "changed_step": changed_step, "programs": programs, **(contents or {})}
     commit = Commit(number, tuple(file for part in parts for file in part.files), joined)
-    folder.name(commit)
+    folder.publish_commit(commit)
     folder.tidy(keep, commit)
     return commit
 

@@ -66,7 +66,9 @@ def read_records(file: BinaryIO | mmap.mmap, place: object, only_shapes: bool = 
     """
     if file.read(len(MAGIC)) != MAGIC:
         raise StateError(f"{place}: not a data file of this version's checkpoints")
-    num_bytes = _num_bytes(file)
+    file.seek(0, os.SEEK_END)
+    num_bytes = file.tell()
+    file.seek(len(MAGIC))
     length = file.read(_LENGTH.size)
     while length:
         try:
@@ -78,15 +80,6 @@ def read_records(file: BinaryIO | mmap.mmap, place: object, only_shapes: bool = 
             raise StateError(f"{place}: its records do not add up ({error}); restore another commit") from error
         yield record
         length = file.read(_LENGTH.size)
-
-
-def _num_bytes(file: BinaryIO | mmap.mmap) -> int:
-    """Return the size of a file that can be sought in."""
-    here = file.tell()
-    file.seek(0, os.SEEK_END)
-    size = file.tell()
-    file.seek(here)
-    return size
 
 
 def _read_array(file: Any, dtype: str, shape: list[int], num_bytes: int, only_shapes: bool) -> Array:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +19,15 @@ import numpy.typing as npt
 
 from penstock.base.errors import StateError
 from penstock.checkpoint.arrays import records_of, rows_in
-from penstock.checkpoint.manifests import CLOCK_OFFSET, new_digest, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
 from penstock.checkpoint.table_changes import setting_text
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.core.engine_core import EngineCore
 from penstock.model.frames import Float32, Int64
-from penstock.model.lineage import Lineage
+from penstock.model.version import Lineage
 
 
 class SavedState:
@@ -45,16 +46,6 @@ class SavedState:
             # Mapped now, local files stay whatever becomes of their names.
             local_files = commit.files if isinstance(folder.path, Path) else ()
             self._mapped = {file: list(records_of(folder, commit, file)) for file in local_files}
-
-    def clock_offset(self, step: int) -> int:
-        """Return the offset of the clock of an engine that takes this state at a step."""
-        return step - self.commit.step + int(self.commit.contents[CLOCK_OFFSET])
-
-    @property
-    def time(self) -> int | None:
-        """The largest time of any frame."""
-        time: int | None = self.commit.contents["pipeline"].get("time")
-        return time
 
     def replace(self, core: EngineCore) -> dict[str, Int64]:
         """Replace rows and keys, and return the ids of the changed ones of every table."""
@@ -114,7 +105,7 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
 
     Raises UsageError if a run or service has locked the folder, StateError, and OSError; nothing has changed then.
     """
-    version = Version.of(place, name)
+    version = NamedCommit.of(place, name)
     folder = version.folder
     folder.must_load()  # raises before a folder is created
     with folder.locked():
@@ -128,12 +119,17 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
                 number, contents = folder.next_number(), _stepped(newest, target)
                 files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
             commit = Commit(number, (*target.chain, *files), contents)
-            folder.name(commit)
+            folder.publish_commit(commit)
             return Rollback(target, commit.step, int(newest.contents["gate"]["num_accumulated"]))
         except BaseException:
             with suppress(OSError, StateError):
                 folder.tidy()  # removes what no manifest lists
             raise
+
+
+def clock_offset(target: Commit, step: int) -> int:
+    """Return the offset of the clock of tables that take the state of a commit at a step."""
+    return step - target.step + int(target.contents[CLOCK_OFFSET])
 
 
 def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, place: str) -> None:
@@ -175,7 +171,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         "pipeline": pipeline if time is None else {**pipeline, "time": time},
         "counters": counters,
         "positions": positions,
-        CLOCK_OFFSET: step - target.step + int(target.contents[CLOCK_OFFSET]),
+        CLOCK_OFFSET: clock_offset(target, step),
     }
 
 
@@ -188,10 +184,5 @@ def _without_rows(folder: Folder, number: int, target: Commit, part: str, clock_
         if record.kind in ("store", "directory"):
             records.append(replace(record, arrays={}) if record.kind == "store" else record)
     records += [Record("clock", {"offset": clock_offset}), Record("end")]
-    name, digest, num_bytes = f"{number:08}{part}.delta", new_digest(), 0
-    with folder.files.publishing(name) as file:
-        for piece in (MAGIC, *(piece for record in records for piece in record.pieces())):
-            digest.update(piece)
-            file.write(piece)
-            num_bytes += len(piece)
-    return DataFile(name, num_bytes, digest.hexdigest(), last.digest)
+    pieces = chain([MAGIC], *(record.pieces() for record in records))
+    return folder.write_data(f"{number:08}{part}.delta", last.digest, pieces)

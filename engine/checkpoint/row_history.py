@@ -95,17 +95,10 @@ def _row_of(folder: Folder, commit: Commit, table: str, row_id: int) -> int | No
 def _values_in(records: Iterable[Any], table: str | None, rows: set[int]) -> Iterable[tuple[int, Float32]]:
     """Yield (row, its values) of those rows that a file contains, later ones last."""
     for record in records:
-        if record.kind != "rows" or record.header["table"] != table:
-            continue
-        block = record.arrays["rows"]
-        for row in rows:
-            if "first" in record.header:
-                number, rest = divmod(row - record.header["first"], record.header["step"])
-                numbers = [number] if rest == 0 and 0 <= number < len(block) else []
-            else:
-                numbers = np.flatnonzero(record.arrays["ids"] == row).tolist()
-            for number in numbers:
-                yield row, block[number].astype(np.float32)
+        if record.kind == "rows" and record.header["table"] == table:
+            for row in rows:
+                for number in np.flatnonzero(record.ids == row).tolist():
+                    yield row, record.arrays["rows"][number].astype(np.float32)
 
 
 def _parts(

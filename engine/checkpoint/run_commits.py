@@ -8,7 +8,7 @@ from penstock.base.validation import INT64_MAX
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
-from penstock.core.engine_core import EngineCore, Pushed
+from penstock.core.engine_core import EngineCore
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
@@ -25,7 +25,7 @@ class RunCommits(CommitListener):
     files : of bad rows and of deltas
     may_commit : called before each commit
 
-    num_skipped : number of frames to skip
+    commits : whether it commits; num_skipped : number of frames to skip
     failed : whether a commit or a bad row could not be written; do not try again
     """
 
@@ -43,7 +43,8 @@ class RunCommits(CommitListener):
     ) -> None:
         self._core, self._reader, self._start = core, reader, start
         self.counters, self.positions, self._every = counters, positions, every
-        self.files, self._has_new_files, self._may_commit = files, files.any_new, may_commit
+        self.files, self._may_commit = files, may_commit
+        self.commits = saver is not None
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
         # The positions of the sources in the commit in flight, and in a durable one that no source knows of yet.
@@ -51,10 +52,6 @@ class RunCommits(CommitListener):
         self._durable: list[Position | None] = []
         self.num_skipped = start.num_frames
         self.failed = False
-
-    @property
-    def commits(self) -> bool:
-        return self._commits is not None
 
     def skip(self, frames: Iterator[tuple[int, Frame]], limit: int | None) -> None:
         """Advance the reader's frames to the first one to apply. limit : of all frames, skipped ones included
@@ -74,7 +71,7 @@ class RunCommits(CommitListener):
         """Count the position of a void frame of source ``number``."""
         with self._core.gate.still():
             self.counters.dropped.update(run.frame().dropped)
-            self._count(number, run, 0, 1, False)
+            self.count(number, run, 0, 1, False)
             self.check()
 
     def idle(self) -> None:
@@ -88,14 +85,12 @@ class RunCommits(CommitListener):
                 commits.begin()
         self._acknowledge()
 
-    def count(self, pushed: Pushed) -> None:
+    def count(self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool) -> None:
         """Count frames that have entered the gate, or were stale, in the position. Call it under the same gate lock.
 
+        number : of their source; first, stop : the frames, by their numbers in a run
         ``check`` raises its error later: the frames have been applied. Nothing is committed from then on.
         """
-        self._count(pushed.context.source, pushed.run, pushed.first, pushed.stop, pushed.is_stale)
-
-    def _count(self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool) -> None:
         try:
             if self.files.bad_rows is not None:
                 self.files.bad_rows.append(() if run.blocks is not None else run.frame_at(first).bad_rows)
@@ -141,7 +136,7 @@ class RunCommits(CommitListener):
         try:
             with self._core.gate.still():
                 self.check()
-                is_needed = commits.has_changes or (completed and self._has_new_files) or commits.has_stepped
+                is_needed = commits.has_changes or (completed and self.files.any_new) or commits.has_stepped
                 commits.finish(is_needed and self._may_commit())
         except BaseException:
             self.failed = True
@@ -154,9 +149,7 @@ class RunCommits(CommitListener):
     def close(self) -> None:
         """Stop committing, and wait for the background thread."""
         if self._commits is not None and not self._core.is_forked:
-            with self._core.gate.still():
-                self._commits.close()
-            self._commits.join()
+            self._commits.abandon()
 
     def commit_begins(self) -> None:
         self._promised = [entry.position for entry in self.positions.entries]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from penstock.base.errors import UsageError
 from penstock.base.validation import whole
-from penstock.checkpoint.engine_state import tables_to_save
-from penstock.checkpoint.incremental import CommitContents, Saver
+from penstock.checkpoint.engine_state import describe, tables_to_save
+from penstock.checkpoint.incremental import Saver
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.store import Commit, Folder
-from penstock.checkpoint.table_changes import TABLE_CHANGES
+from penstock.checkpoint.table_changes import TABLE_CHANGES, states_of
 from penstock.checkpoint.versions import check_no_version
 from penstock.core.engine_core import EngineCore
 
@@ -20,22 +22,22 @@ from penstock.core.engine_core import EngineCore
 class Savers:
     """Creates the saver of each folder that an engine commits to.
 
-    describe, timed, part, on_commit : as for a Saver; changes : returns those of the tables, as commits have them
+    ledger : that the commits record; timed : as for a Saver
+    on_durable : called with the step of every commit that has become durable
 
+    part : the rows of the engine
     current : of the last folder; None: there is none yet
     """
 
     def __init__(
         self,
         core: EngineCore,
-        describe: Callable[[], CommitContents],
+        ledger: Ledger,
         timed: Callable[[], AbstractContextManager[Any]],
-        part: PartRows,
-        on_commit: Callable[[Commit], None],
-        changes: Callable[[], Any],
+        on_durable: Callable[[int], None],
     ) -> None:
-        self._core, self._describe, self._timed, self._part = core, describe, timed, part
-        self._on_commit, self._changes = on_commit, changes
+        self._core, self._ledger, self._timed, self._on_durable = core, ledger, timed, on_durable
+        self.part = PartRows(core.tables.held.shares)
         self.current: Saver | None = None
         # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[str, tuple[str, ...]] = {}
@@ -45,12 +47,12 @@ class Savers:
         self.current = self._new(folder, last, delta)
         return self.current
 
-    def opened(self, folder: Folder, keep: int, resume: bool) -> Saver:
-        """Open the saver of a folder, which locks the folder until it is closed.
+    def open_for_run(self, folder: Folder, keep: int, resume: bool) -> Saver:
+        """Open the saver of a folder for a run or a service: the folder is locked until the saver is closed.
 
         Raises UsageError if the engine commits to another folder, or the folder holds commits of another engine.
         """
-        check_address(folder)
+        check_no_version(folder.files.address)
         folder.check_place(resume)
         with self._core.gate.still():
             saver, own = self.of(folder), self.current
@@ -92,14 +94,12 @@ class Savers:
             self._descends[saver.folder.files.identity()] = saver.last.digests
 
     def _new(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        tables = tables_to_save(self._core)
-        saver = Saver(folder, tables, self._describe, last, delta, self._timed, self._part, self._on_commit)
-        saver.has_new_tables = last is not None and last.contents.get(TABLE_CHANGES, []) != self._changes()
+        contents = partial(describe, self._core, self._ledger)
+        saver = Saver(
+            folder, tables_to_save(self._core), contents, last, delta, self._timed, self.part, self._on_durable
+        )
+        saver.has_new_tables = last is not None and last.contents.get(TABLE_CHANGES, []) != states_of(
+            self._ledger.changes
+        )
         self._core.observe(saver)
         return saver
-
-
-def check_address(folder: Folder) -> None:
-    """Raise UsageError if the address of a folder names a version."""
-    if "@" in folder.files.address:
-        check_no_version(folder.files.address)

@@ -21,8 +21,8 @@ from penstock.base.errors import StaleInputError, StateError, UsageError
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
 from penstock.model.frames import Frame, FrameRun, Position, fingerprint
-from penstock.model.lineage import Lineage
 from penstock.model.stats import too_stale
+from penstock.model.version import Lineage, Version
 
 
 @dataclass
@@ -178,6 +178,10 @@ class Positions:
         positions.rows = int(state["rows"])
         positions.unchecked = list(state["unchecked"])
         return positions
+
+    def version(self, step: int) -> Version:
+        """Return the version of a step."""
+        return Version(str(step)) if self.lineage is None else self.lineage.at(step)
 
     def of_source(self, number: int) -> Positions:
         """Return the position in one source; at its start, if there are none of it yet."""

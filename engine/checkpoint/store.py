@@ -13,6 +13,7 @@ says how a tag is written so that no file of it is removed meanwhile.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -35,7 +36,7 @@ from penstock.checkpoint.manifests import (
     new_digest,
 )
 from penstock.checkpoint.records import Record, read_records
-from penstock.model.lineage import LINEAGE_FIELDS
+from penstock.model.version import LINEAGE_FIELDS
 
 # In the contents of a commit with the state of the one before.
 REPEATS = "repeats"
@@ -48,7 +49,6 @@ _TAG = re.compile(rf"({TAG_NAME})\.tag")
 # A tag that is being written; a killed process leaves it, and it pins its files until it is so old.
 UNFINISHED_TAG = re.compile(rf"\.{TAG_NAME}\.[0-9a-f]{{16}}\.tagging")
 ABANDONED_S = 24 * 3600
-_AT_ONCE = 1 << 20
 # How long to wait for the lock of the folder, and the pause between two attempts.
 LOCK_WAIT_S, LOCK_PAUSE_S = 1.0, 0.01
 # Names that the system surely lists in one piece.
@@ -164,7 +164,6 @@ class Folder:
             raise UsageError(f"checkpoint: no store that pyarrow.fs opens: {str(error).splitlines()[0]}") from error
         self.path = self.files.place
         self._lock: int | None = None
-        self._has_tags = False  # when its names were listed last
 
     def numbers(self) -> list[int]:
         """Return the numbers of the commits, ascending."""
@@ -172,10 +171,8 @@ class Folder:
 
     def next_number(self) -> int:
         """Return the number of the next commit: no commit and no file that a tag may pin has it or a higher one."""
-        names = self._names()
-        # With tags, newer manifests may have been removed, to go back, and their data files are still there.
-        pattern = _OUR_NUMBER if self._has_tags else _COMMIT
-        return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0) + 1
+        # Newer manifests may have been removed, to go back, while tags keep their data files.
+        return max((int(match[1]) for name in self._names() if (match := _OUR_NUMBER.fullmatch(name))), default=0) + 1
 
     def check_place(self, resume: bool) -> None:
         """Raise UsageError if a run may not commit to this folder."""
@@ -212,12 +209,15 @@ class Folder:
             "can be read; wait until it has ended, or raise its keep="
         )
 
-    def records(self, commit: Commit, files: Iterable[DataFile]) -> Iterator[Record]:
-        """Yield the records of some files of a commit, one file after the other. Raises StateError."""
+    def records(self, commit: Commit, files: Iterable[DataFile], only_shapes: bool = False) -> Iterator[Record]:
+        """Yield the records of some files of a commit, one file after the other. Raises StateError.
+
+        only_shapes : read no contents of arrays, which are zeros
+        """
         for file in files:
             try:
-                with self.files.open(file.name) as data:
-                    yield from read_records(data, self.files.file(file.name))
+                with self.files.open(file.name, ahead=not only_shapes) as data:
+                    yield from read_records(data, self.files.file(file.name), only_shapes)
             except FileNotFoundError:
                 raise self._missing(commit.number, file.name) from None
 
@@ -254,7 +254,7 @@ class Folder:
         """Return the tags by name. Raises StateError if one is damaged."""
         return [tag for name in self.tag_names() if (tag := self.tag(name)) is not None]
 
-    def publish(self, tag: Tag, unfinished: str, check: Callable[[], object], replace: bool) -> None:
+    def publish_tag(self, tag: Tag, unfinished: str, check: Callable[[], object], replace: bool) -> None:
         """Write a tag as ``unfinished``, which pins its files, and give it its name if ``check`` does not raise.
 
         Raises FileExistsError if there is a tag of the name, unless ``replace``.
@@ -272,7 +272,7 @@ class Folder:
         Raises StateError, and FileNotFoundError.
         """
         try:
-            text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
+            text, _, last = self._read(name).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             manifest = parsed_json(text)
@@ -304,7 +304,6 @@ class Folder:
         files : None: all of them; sizes_only : check only that they exist and have their sizes
         """
         for file in commit.files if files is None else files:
-            digest = new_digest()
             try:
                 size = self.files.size(file.name)
                 if size != file.num_bytes:
@@ -313,8 +312,7 @@ class Folder:
                 if sizes_only:
                     continue
                 with self.files.open(file.name) as data:
-                    while piece := data.read(_AT_ONCE):
-                        digest.update(piece)
+                    digest = hashlib.file_digest(data, new_digest)
             except FileNotFoundError:
                 raise self._missing(commit.number, file.name) from None
             except OSError as error:
@@ -331,8 +329,18 @@ class Folder:
             return False
         return True
 
-    def name(self, commit: Commit) -> None:
-        """Write the manifest of a commit, after all files that it lists are durable."""
+    def write_data(self, name: str, parent: str | None, pieces: Iterable[bytes | memoryview]) -> DataFile:
+        """Write a data file, which is durable on return. parent : the digest of the one before it in the chain"""
+        digest, num_bytes = new_digest(), 0
+        with self.files.publishing(name) as file:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+                num_bytes += len(piece)
+        return DataFile(name, num_bytes, digest.hexdigest(), parent)
+
+    def publish_commit(self, commit: Commit) -> None:
+        """Write the manifest of a commit, after all files that it lists are durable: from then on it is there."""
         with self.files.publishing(_manifest(commit.number)) as file:
             file.write(commit.encoded())
 
@@ -458,11 +466,13 @@ class Folder:
             raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
         raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
 
+    def _read(self, name: str) -> bytes:
+        with self.files.open(name) as file:
+            return file.read()
+
     def _names(self) -> Sequence[str]:
         try:
-            names = [name for name in self.files.names() if name != PASSES]
-            self._has_tags = any(_TAG.fullmatch(name) for name in names)
-            return names
+            return [name for name in self.files.names() if name != PASSES]
         except OSError as error:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
 
@@ -490,7 +500,7 @@ class Folder:
     def _needs(self, number: int, name: str) -> bool:
         """Return whether another commit needs a file too."""
         try:
-            return name.encode() in self.files.read(_manifest(number))
+            return name.encode() in self._read(_manifest(number))
         except OSError:
             return True
 

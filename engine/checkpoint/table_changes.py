@@ -317,41 +317,29 @@ class _Comparison:
                 yield problem
 
     def _form_problem(self, name: str, old: dict[str, Any]) -> _Difference | None:
-        new, reset = self._specs[name], flag_text("--reset-table", name)
-        anew = f"{reset} to start it with its initial rows (reset_table=)"
+        new, flag = self._specs[name], flag_text("--reset-table", name)
+        anew, advice = "start it with its initial rows (reset_table=)", "give the configuration that it was made with"
+        differing = self._differing(name, old)
         if "dynamic" in old and "dynamic" not in new:
-            return _Difference(
-                name,
-                f"table '{name}' is dynamic in the checkpoint and not in the configuration; give the configuration "
-                f"that it was made with, or {anew}",
-                reset,
-            )
-        if "dynamic" in new and "dynamic" not in old and self._contents["gate"]["num_accumulated"]:
+            there, here = "is dynamic", "not"
+        elif "dynamic" in new and "dynamic" not in old and self._contents["gate"]["num_accumulated"]:
             raise StateError(
                 f"{self._place}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
             )
-        differing = self._differing(name, old)
-        if differing:
+        elif differing:
             key = differing[0]
-            old_text = setting_text(old.get(key), new.get(key))
-            new_text = setting_text(new.get(key), old.get(key))
+            there = f"has {key} {setting_text(old.get(key), new.get(key))}"
+            here = setting_text(new.get(key), old.get(key))
             if set(differing) <= set(_OF_SLOTS) and not self._shrinks(name, old):
-                reset = flag_text("--reset-slots", name)
-                anew = f"{reset} to keep its weights and start new slots (reset_slots=)"
-            return _Difference(
-                name,
-                f"table '{name}' has {key} {old_text} in the checkpoint and {new_text} in the configuration; give the "
-                f"configuration that it was made with, or {anew}",
-                reset,
-            )
-        if self._shrinks(name, old):
-            return _Difference(
-                name,
-                f"table '{name}' has {old['vocabulary_size']} rows in the checkpoint and only "
-                f"{new['vocabulary_size']} in the configuration; a table may grow, not shrink; give as many, or {anew}",
-                reset,
-            )
-        return None
+                flag = flag_text("--reset-slots", name)
+                anew = "keep its weights and start new slots (reset_slots=)"
+        elif self._shrinks(name, old):
+            there, here = f"has {old['vocabulary_size']} rows", f"only {new['vocabulary_size']}"
+            advice = "a table may grow, not shrink; give as many"
+        else:
+            return None
+        differs = f"table '{name}' {there} in the checkpoint and {here} in the configuration"
+        return _Difference(name, f"{differs}; {advice}, or {flag} to {anew}", flag)
 
     def _differing(self, name: str, old: Mapping[str, Any], keys: Sequence[str] = (*_OF_ROWS, *_OF_SLOTS)) -> list[str]:
         """Return the properties that differ. A table may become dynamic: loading finds out how many keys there are."""

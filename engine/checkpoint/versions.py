@@ -19,9 +19,9 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from penstock.base.errors import CommitGoneError, StateError, UsageError, UsageTypeError, close_names, listed
-from penstock.checkpoint.manifests import new_digest, trusting
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.store import TAG_NAME, Commit, DataFile, Folder, Tag
-from penstock.model.lineage import Lineage, Parent
+from penstock.model.version import Lineage, Parent, Version
 
 _STEP = "[0-9]{1,18}"
 _VERSION = re.compile(rf"(.+)@({TAG_NAME}|{_STEP})")
@@ -35,14 +35,14 @@ AnyPath = str | os.PathLike[str]
 CopyProgress = Callable[[int, int], object]
 
 
-class Version(NamedTuple):
+class NamedCommit(NamedTuple):
     """A commit of a checkpoint. name : a tag or a step; None: the newest one"""
 
     folder: Folder
     name: str | None
 
     @classmethod
-    def of(cls, place: AnyPath, version: str | int | None = None) -> Version:
+    def of(cls, place: AnyPath, version: str | int | None = None) -> NamedCommit:
         """Return the version that a place names: ``DIR``, or ``DIR@VERSION`` if there is no folder of that name.
 
         version : a tag or a step of the folder at ``place``
@@ -113,7 +113,7 @@ def check_no_version(place: AnyPath) -> None:
     if named is None or Folder(place).files.exists() or not Folder(named[0]).numbers():
         return
     with suppress(StateError):
-        Version.of(*named).load()
+        NamedCommit.of(*named).load()
         raise UsageError(
             f"{Folder(place).path}: version {named[1]} of a checkpoint, and nothing is written to a version; "
             f"penstock branch {Folder(named[0]).path} NEWDIR --at {named[1]}, and run in NEWDIR"
@@ -159,7 +159,7 @@ def tag(path: AnyPath, name: str, step: int | None = None, *, note: str = "", mo
     >>> ps.Engine.restore("run1@start").global_step, ps.Engine.restore("run1").global_step
     (0, 1)
     """
-    version = Version.of(path, step)
+    version = NamedCommit.of(path, step)
     make_tag(version.folder, version.load, name, note, move)
 
 
@@ -176,7 +176,7 @@ def make_tag(folder: Folder, load: Callable[[], Commit], name: str, note: str, m
         try:
             if not move and name in folder.tag_names():  # before anything is written
                 raise FileExistsError
-            folder.publish(new, unfinished, partial(_check_is_there, folder, commit), move)
+            folder.publish_tag(new, unfinished, partial(_check_is_there, folder, commit), move)
         except FileExistsError:
             before = folder.tag(name)
             step = "" if before is None else f" names step {before.commit.step}"
@@ -252,7 +252,7 @@ def _of_step(folder: Folder, step: int) -> Commit:
 # ---- branches
 
 
-def branch(version: Version, place: AnyPath, progress: CopyProgress = lambda done, total: None) -> Commit:
+def branch(version: NamedCommit, place: AnyPath, progress: CopyProgress = lambda done, total: None) -> Commit:
     """Start a new checkpoint with a commit of another one, under a new lineage, and return the commit.
 
     Files are shared where the file system has hard links, copied by an object store if both folders are in it, and else
@@ -291,7 +291,7 @@ def _write_branch(source: Folder, commit: Commit, target: Folder, progress: Copy
             report(file.num_bytes)
         target.files.sync()
         branched = _under_new_lineage(source, commit)
-        target.name(branched)
+        target.publish_commit(branched)
         return branched
     except BaseException as error:
         with suppress(OSError, StateError):
@@ -310,8 +310,8 @@ def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
     positions = commit.contents["positions"]
     with trusting(f"{source.path}, commit {commit.number}"):
         before = Lineage.from_state(positions)
-        epoch = None if before is None else before.epoch_of(commit.step)
-    parent = Parent(None if before is None else before.id, epoch, commit.step, commit.digests[0])
+        version = Version(str(commit.step)) if before is None else before.at(commit.step)
+    parent = Parent(version, commit.digests[0])
     positions = {**positions, **Lineage.new(commit.step, parent).get_state()}
     # The files of deltas and bad rows are those of the other checkpoint.
     return Commit(
@@ -321,15 +321,14 @@ def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
 
 def _copy(source: Folder, file: DataFile, target: Folder, progress: Callable[[int], object]) -> None:
     """Copy a data file, and verify its digest. Raises StateError and OSError."""
-    digest, num_bytes = new_digest(), 0
-    with source.files.open(file.name) as data, target.files.publishing(file.name) as copy:
+    if target.write_data(file.name, file.parent, _pieces(source, file, progress)) != file:
+        raise StateError(
+            f"{source.files.file(file.name)}: its digest does not fit: damaged or mixed up; branch another version"
+        )
+
+
+def _pieces(source: Folder, file: DataFile, progress: Callable[[int], object]) -> Iterator[bytes]:
+    with source.files.open(file.name) as data:
         while piece := data.read(_AT_ONCE):
-            digest.update(piece)
-            copy.write(piece)
-            copy.write_along()
-            num_bytes += len(piece)
-            progress(num_bytes)
-        if digest.hexdigest() != file.digest:
-            raise StateError(
-                f"{source.files.file(file.name)}: its digest does not fit: damaged or mixed up; branch another version"
-            )
+            yield piece
+            progress(data.tell())

@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.checkpoint.manifests import new_digest
 from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import MAGIC, Record
-from penstock.checkpoint.store import Commit, DataFile, Folder
+from penstock.checkpoint.store import Commit, Folder
 from penstock.model.frames import Float32
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
@@ -132,27 +131,14 @@ class CommitWriter:
 
     def _written(self) -> Commit:
         """Write the data file and, unless a job does, the manifest that names it."""
-        files = (*self._draft.files, self._write_data())
-        commit = Commit(self._draft.number, files, self._draft.contents)
+        draft, kind = self._draft, "delta" if self._draft.files else "base"
+        name = f"{draft.number:08}{self._part.file_name(self._attempt)}.{kind}"
+        file = self._folder.write_data(name, self._parent, self._pieces())
+        commit = Commit(draft.number, (*draft.files, file), draft.contents)
         if self._attempt is None:
-            self._folder.name(commit)
+            self._folder.publish_commit(commit)
             self._folder.tidy(self._keep, commit)
         return commit
-
-    def _write_data(self) -> DataFile:
-        """Write the data file. It is durable on return."""
-        kind = "delta" if self._draft.files else "base"
-        name = f"{self._draft.number:08}{self._part.file_name(self._attempt)}.{kind}"
-        digest, num_bytes = new_digest(), 0
-        with self._folder.files.publishing(name) as file:
-            for piece in self._pieces():
-                began = time.thread_time()
-                digest.update(piece)
-                num_bytes += len(piece)
-                file.write(piece)
-                file.write_along()
-                self.pace.add_work(time.thread_time() - began)
-        return DataFile(name, num_bytes, digest.hexdigest(), self._parent)
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
@@ -161,7 +147,9 @@ class CommitWriter:
                 queued.wait()
             for piece in self._part.with_table_ids(queued.record).pieces():
                 for start in range(0, len(piece), AT_ONCE):
+                    began = time.thread_time()
                     yield piece[start : start + AT_ONCE]
+                    self.pace.add_work(time.thread_time() - began)
             if queued.wait is not None:
                 with self._changed:
                     self._ring.take_back()

@@ -95,4 +95,5 @@ def say_end(progress: Progress, out: Output) -> None:
     if progress.set_back:
         out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
     out.say(f"step      {count(progress.step or 0)}")
-    out.result(asdict(progress))
+    version = None if progress.version is None else str(progress.version)
+    out.result({"step": progress.step, **asdict(progress), "version": version})

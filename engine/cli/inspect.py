@@ -21,7 +21,7 @@ from penstock.base.flag_values import local_path
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.table_changes import changes_in
-from penstock.checkpoint.versions import Version
+from penstock.checkpoint.versions import NamedCommit
 from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.watching import pages
@@ -63,8 +63,7 @@ def add(command: Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     check_columns(args.columns)
-    if args.report is not None:
-        check_writable(args.report)
+    check_writable(args.report)
     if source_kind(args.path) is None and is_checkpoint(args.path):
         check_is_stream(args, "checkpoint")
         with trusting(place_of(args.path)):
@@ -130,7 +129,7 @@ def check_is_stream(args: argparse.Namespace, kind: str) -> None:
 def is_checkpoint(path: str) -> bool:
     """Return whether ``path`` is a folder with commits, or a version in one. A URI that cannot be opened is none."""
     try:
-        return bool(Version.of(path).folder.numbers())
+        return bool(NamedCommit.of(path).folder.numbers())
     except (StateError, UsageError, OSError):
         if "://" in path:
             return False
@@ -147,7 +146,7 @@ def is_other_file(path: str) -> bool:
 
 def inspect_checkpoint(path: str, out: Output) -> None:
     """Report a commit of a checkpoint, the last one or DIR@VERSION, after verifying every digest."""
-    version = Version.of(path)
+    version = NamedCommit.of(path)
     folder = version.folder
     commit = version.read(folder.checked)
     contents, num_bytes = commit.contents, commit.num_bytes

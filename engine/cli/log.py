@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from penstock.checkpoint.arrays import changed_rows
+from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder, Tag
 from penstock.checkpoint.versions import all_commits, commits
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several, size_text
-from penstock.model.lineage import Lineage
 
 EXAMPLE = "penstock log run1"
 
@@ -37,14 +36,15 @@ def run(args: argparse.Namespace, out: Output) -> None:
     for pin in pins:
         note = f": {pin['note']}" if pin["note"] else ""
         out.say(f"  tag {pin['tag']}: step {pin['step']}, pins {size_text(pin['pinned_bytes'])}{note}")
-    lineage = Lineage.from_state(listed[-1][0].contents["positions"])
-    parent = None if lineage is None or lineage.parent is None else asdict(lineage.parent)
-    if lineage is not None:
-        out.say(f"  lineage {lineage.id}, {several(len(lineage.epochs), 'epoch')}")
-    if parent is not None:
-        out.say(f"  branch of lineage {parent['lineage'] or '(none)'} at step {parent['step']}")
-    lineage_id = None if lineage is None else lineage.id
-    out.result({"commits": entries, "tags": pins, "lineage": lineage_id, "parent": parent})
+    newest = listed[-1][0]
+    positions, parent = Positions.from_state(newest.contents["positions"]), None
+    version = str(positions.version(newest.step))
+    if (lineage := positions.lineage) is not None:
+        out.say(f"  version {version}, {several(len(lineage.epochs), 'epoch')}")
+        if lineage.parent is not None:
+            parent = {"version": str(lineage.parent.version), "commit": lineage.parent.commit}
+            out.say(f"  branch of version {lineage.parent.version}")
+    out.result({"commits": entries, "tags": pins, "version": version, "parent": parent})
 
 
 def _entries(folder: Folder, present: list[Commit], listed: list[tuple[Commit, list[str]]]) -> Iterator[dict[str, Any]]:

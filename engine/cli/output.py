@@ -124,12 +124,12 @@ def place_text(place: Path | str) -> str:
     return place_of(str(place))
 
 
-def check_writable(directory: Path | str) -> None:
+def check_writable(directory: Path | str | None) -> None:
     """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it.
 
-    A URI is not examined: only writing to a store shows whether it accepts files.
+    A URI is not examined: only writing to a store shows whether it accepts files. None: there is nothing to write
     """
-    if isinstance(directory, str):
+    if not isinstance(directory, Path):
         return
     with writing(directory):
         existing = nearest(directory)

@@ -148,12 +148,8 @@ def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str,
     _say_cells(out, of_cached)
     out.result(
         {
-            "rows": counters.rows,
-            "frames": counters.frames,
-            "stale": counters.stale,
-            "stale_rows": counters.stale_rows,
+            **{name: getattr(counters, name) for name in ("rows", "frames", "stale", "stale_rows", "steps")},
             "pending": pending,
-            "steps": counters.steps,
             "dropped": dict(counters.dropped),
             "seconds": seconds,
             "notes": notes,

@@ -70,8 +70,7 @@ class Checked:
         check_not_read(args.sources, [*tables, *([] if args.metrics_file is None else [args.metrics_file])])
         files = (self.quarantine, file_of_deltas(args))
         for place in (args.out, args.checkpoint, args.report, *(file and file.parent for file in files)):
-            if place is not None:
-                check_writable(place)
+            check_writable(place)
 
 
 def check_checkpoint(args: argparse.Namespace) -> None:

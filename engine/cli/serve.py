@@ -165,8 +165,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_checkpoint(args)
     form_of(config.tables, DeltaOptions(last=args.last))
     for place in (args.out, args.checkpoint):
-        if place is not None:
-            check_writable(place)
+        check_writable(place)
     partitions = [partition for uri in args.topics for partition in partitions_of(uri, args.patience)]
     engine = make_engine(args, config)
     watched = watching(args, engine, access.pages)  # before the service accepts callers
@@ -200,7 +199,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     service = ReplicaService(reader, access.address, limits=_limits(args), tls=access.tls, tokens=access.tokens)
     try:
         with watching(args, service, access.pages) as watched:
-            _wait(args, service, access, reader.step, watched, out)
+            _wait(args, service, access, reader.version.step, watched, out)
     finally:
         interrupts.ignore()
         status = service.status()
@@ -211,15 +210,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
 
 def _reader_of(folder: Path) -> Reader:
     """Return a reader of shared tables, once their writer has published them. Raises KeyboardInterrupt for a signal."""
-    patience = Patience(math.inf)
-    while True:
-        try:
-            reader = Reader(folder)
-        except NoTablesError as error:
-            patience.wait(error)
-        else:
-            patience.good()
-            return reader
+    return Patience(math.inf).call(lambda: Reader(folder), NoTablesError, (NoTablesError,))
 
 
 class Access:

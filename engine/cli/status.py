@@ -10,6 +10,7 @@ from penstock.base.events import printable
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, duration, several, size_text
 from penstock.serving.flight import Client
+from penstock.serving.flight.answers import Status
 from penstock.serving.flight.connection import Address, Connection, as_source
 
 EXAMPLE = "penstock status grpc://127.0.0.1:8815"
@@ -33,11 +34,11 @@ def client_of(address: str, timeout_s: float | None, patience_s: float = 0) -> C
     return Client(Connection(Address.of(address), None, None, patience_s, timeout_s))
 
 
-def status_of(client: Client) -> dict[str, Any]:
+def status_of(client: Client) -> Status:
     """Return the status. Raises InputError if there is no service of penstock, UsageError for wrong credentials."""
     with as_source():
         status = client.status()
-    if not {"global_step", "committed_step", "lineage", "epoch", "seconds", "version"} <= status.keys():
+    if not {"global_step", "committed_step", "version", "seconds", "penstock"} <= status.keys():
         raise InputError("it answers 'status' with something else than penstock does", source=client.connection.uri)
     return status
 
@@ -46,12 +47,12 @@ def show(uri: str, status: dict[str, Any], out: Output) -> None:
     """Print a status as text."""
     is_replica = status.get("service") == "replica"
     kind = "replica" if is_replica else "service"
-    version = printable(str(status["version"]))
-    out.say(f"{kind:<10}{uri}: {status.get('state', 'serving')}, up {duration(status['seconds'])}, penstock {version}")
+    program = f"penstock {printable(str(status['penstock']))}"
+    out.say(f"{kind:<10}{uri}: {status.get('state', 'serving')}, up {duration(status['seconds'])}, {program}")
     committed = status["committed_step"]
     text = "without a checkpoint" if committed is None else f"committed {count(committed)}"
     out.say(f"step      {count(status['global_step'])}, {text}")
-    out.say(f"lineage   {printable(str(status['lineage']))}, epoch {printable(str(status['epoch']))}")
+    out.say(f"version   {printable(str(status['version']))}")
     if is_replica:
         out.say(f"tables    {printable(listed(map(str, status['tables'])))}")
     else:

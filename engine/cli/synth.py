@@ -87,25 +87,17 @@ def say_written(out: Output, written: Written) -> None:
     steps = several(written.num_steps, "step")
     out.say(f"wrote     {log}: {count(rows)} rows in {steps}, {written.num_bytes / 1e6:.1f} MB")
     out.say(f"wrote     {config}: configuration, Adagrad")
-    texts = []
+    texts, tables = [], []
     for table in written.tables:
-        capacity = written.capacities[table.name]
-        text = f"{table.name}: {count(capacity)} × {table.dim}, {count(written.rows[table.name])} rows"
+        capacity, num_rows = written.capacities[table.name], written.rows[table.name]
+        text = f"{table.name}: {count(capacity)} × {table.dim}, {count(num_rows)} rows"
         if capacity != table.vocabulary_size:
             text += f", {count(table.vocabulary_size)} keys at any time"
         texts.append(text)
+        sizes = {"vocabulary_size": capacity, "dim": table.dim, "rows": num_rows, "vocabulary": table.vocabulary_size}
+        tables.append({"name": table.name, **sizes})
     out.say_tables("table     ", texts)
     out.say(f"try       {replay}")
-    tables = [
-        {
-            "name": t.name,
-            "vocabulary_size": written.capacities[t.name],
-            "dim": t.dim,
-            "rows": written.rows[t.name],
-            "vocabulary": t.vocabulary_size,
-        }
-        for t in written.tables
-    ]
     out.result(
         {
             "log": log,

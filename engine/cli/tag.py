@@ -6,7 +6,7 @@ import argparse
 
 from penstock.base.errors import UsageError
 from penstock.base.flag_values import whole
-from penstock.checkpoint.versions import MOST_NOTE, Version, delete_tag, make_tag
+from penstock.checkpoint.versions import MOST_NOTE, NamedCommit, delete_tag, make_tag
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, writing
 
@@ -25,7 +25,7 @@ def add(command: Parser) -> None:
 def run(args: argparse.Namespace, out: Output) -> None:
     if (args.delete is None) == (args.name is None):
         raise UsageError("tag: name a tag, or one to delete: penstock tag DIR NAME, penstock tag DIR --delete NAME")
-    version = Version.of(args.checkpoint, args.step)
+    version = NamedCommit.of(args.checkpoint, args.step)
     with writing(args.checkpoint):
         if args.delete is not None:
             delete_tag(version.folder, args.delete)

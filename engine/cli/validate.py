@@ -8,9 +8,9 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from penstock.api.planning.id_gate import IdGate
 from penstock.base.errors import ConfigError, InputError
 from penstock.base.filesystem.file_stores import place_of
+from penstock.base.threads import ThreadTeam
 from penstock.cli.command_line import (
     Parser,
     add_flags,
@@ -20,7 +20,8 @@ from penstock.cli.command_line import (
 )
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
-from penstock.core.pipeline import TableStore
+from penstock.core.pipeline import Pipeline, TableStore
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
@@ -219,27 +220,27 @@ def walk(
     stores : of the rows that the gate admits, by table; empty: the configuration has errors
     keys : gets the openings of the gate
     """
+    pipeline, total = Pipeline(stores, ThreadTeam(1)) if stores else None, Counters()
 
-    def step() -> None:
-        keys.open(gate.global_step, ids.pipeline)
+    def on_open() -> None:
+        if pipeline is not None:
+            keys.open(gate.global_step, pipeline)
         total.steps += 1
 
-    ids, total = IdGate(stores, num_required, 1, step), Counters()
-    gate = ids.gate
+    trial = TrialGate(num_required, pipeline, on_open)
+    gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:
         for number, frame in islice(numbered, args.limit):
             if frame.is_void:
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
-            if stores:
-                frame, admitted = ids.push(frame)
-            else:
-                admitted = gate.admit(frame.local_step, lambda: None, frame.contributor)
+            frame, admitted = trial.admit(frame)
+            trial.open()
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
-    if args.flush and gate.num_accumulated:
-        gate.open_early()
+    if args.flush:
+        trial.open(early=True)
     for check in checks:
         check.end()
         check.say(out)

@@ -316,7 +316,7 @@ class _RowOps(Ops):
 
     def summed(self, dim: int, lanes: int) -> _RowOps:
         """Return the operations of the second pass. Adds the same halves as ``Ops.row_mean``."""
-        sums, width, share = self.squares, dim, np.float32(1) / np.float32(dim)
+        sums, width, fraction = self.squares, dim, np.float32(1) / np.float32(dim)
         while width > 1:
             half = (width + 1) // 2
             sums = [
@@ -324,7 +324,7 @@ class _RowOps(Ops):
                 for first, register in zip(range(0, half, lanes), sums, strict=False)
             ]
             width = half
-        return replace(self, mean=self.rounded(_in_every_lane(sums[0], 0) * share))
+        return replace(self, mean=self.rounded(_in_every_lane(sums[0], 0) * fraction))
 
 
 def _upper(registers: Sequence[Any], first: int, width: int) -> Any:

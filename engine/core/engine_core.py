@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 import penstock.base.forks as forks
@@ -19,116 +18,17 @@ from penstock.base.errors import CapacityError, ConfigError, StateError, UsageEr
 from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
-from penstock.base.validation import INT64_MAX
 from penstock.core.gate import Gate
+from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.frames import MAX_TIME, NO_FRAMES, Coalesced, Frame, FrameRun, Int64
+from penstock.model.frames import MAX_TIME, NO_FRAMES, Frame, FrameRun, Int64
 from penstock.model.learning_rates import LearningRates, Rates
 from penstock.model.stats import Counters, TableReport
 from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.rows.table_set import TableSet
 
 T = TypeVar("T")
-Stepped = Mapping[str, Sequence[Coalesced]]
-
-
-class Limit(NamedTuple):
-    """How many steps, and changes of rows, may come before an observer has to see a step begin."""
-
-    steps: int = INT64_MAX
-    changes: int = INT64_MAX
-
-
-NO_LIMIT, EVERY_STEP = Limit(), Limit(0)
-
-
-@dataclass(eq=False)  # not frozen: as Frame
-class Context:
-    """What frames are pushed with.
-
-    rates : of their steps; counters : of their run, or of those outside runs
-    source : the number of their source in the run; run : what counts them in the run's positions; None: nothing does
-    most : frames that may enter together
-    """
-
-    rates: LearningRates
-    counters: Counters
-    source: int = 0
-    run: Any = None
-    most: int = INT64_MAX
-
-
-@dataclass(eq=False)
-class Pushed:
-    """What has happened: frames of a run have entered the gate, and have opened it so often; or a frame was stale.
-
-    run, first, stop : the frames, by their numbers in a run; without dropped rows. None: the gate was opened early, or
-        was full before
-    is_stale : of the only frame
-    seconds : of each step
-    changed : for observers: by table, what has the ids of the rows that the steps have changed
-    full : why the gate is due and did not open: no frame can enter before it does; None: it is not
-    """
-
-    run: FrameRun
-    first: int
-    stop: int
-    context: Context
-    is_stale: bool = False
-    seconds: Sequence[float] = ()
-    changed: Mapping[str, Sequence[Coalesced | FrameSteps]] = field(default_factory=dict)
-    full: CapacityError | None = None
-
-    @property
-    def num_frames(self) -> int:
-        return self.stop - self.first
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.run.bounds[self.stop] - self.run.bounds[self.first])
-
-    @property
-    def frame(self) -> Frame:
-        """The first of the frames."""
-        return self.run.frame_at(self.first)
-
-    def check(self) -> Pushed:
-        """Raise CapacityError if the gate is full."""
-        if self.full is not None:
-            raise self.full
-        return self
-
-
-class StepObserver:
-    """Receives a notification of everything that changes a core's tables. Every method runs under the gate's lock.
-
-    An error raised here after a frame has begun to enter fails the engine, as an error of the step does.
-    """
-
-    needs_all_rows = False  # that a step changes, not only those of this process's frames
-
-    def limit(self) -> Limit:
-        """Return how many steps may come without ``before_step``, in native code."""
-        return EVERY_STEP
-
-    def before_step(self, coalesced: Stepped) -> None:
-        """Prepare for a step that changes these rows, and all rows of tables whose optimizer is not lazy."""
-
-    def pushed(self, pushed: Pushed) -> None:
-        """Handle what has happened: completed steps, and frames, which positions count from now on."""
-
-    def core_failed(self, error: BaseException) -> None:
-        """Handle an error after which the core refuses further steps: one of them has failed half way."""
-
-    def before_load(self) -> None:
-        """Prepare for a load, which may set any rows."""
-
-    def load_refused(self) -> None:
-        """Handle a load that had no room, and has changed nothing."""
-
-    def loaded(self, name: str, ids: Int64 | None) -> None:
-        """Handle a load that has set rows of a table. ids : int64, shape (n,); None: all rows"""
 
 
 class EngineCore:
@@ -385,20 +285,23 @@ class EngineCore:
             self.check_readable()
             yield
 
-    def load(self, write: Callable[[], object], ids: Mapping[str, Int64 | None]) -> None:
-        """Set rows of tables. write : sets them; if it raises, the engine fails; ids : of each table, None: all"""
+    def load(self, write: Callable[[], Mapping[str, Int64 | None]]) -> None:
+        """Set rows of tables.
+
+        write : sets them, and returns the ids by table, None: all; if it raises, the engine fails
+        """
         with self.still(), self._whole():
             for observer in reversed(self.observers):
                 observer.before_load()
             try:
-                write()
+                changed = write()
             except CapacityError:
                 for observer in self.observers:
                     observer.load_refused()
                 raise
             for observer in self.observers:
-                for name, of_table in ids.items():
-                    observer.loaded(name, of_table)
+                for name, ids in changed.items():
+                    observer.loaded(name, ids)
             self.tables.dynamic.forget_changes()
 
     def roll_back(self, replace: Callable[[], Mapping[str, Int64]], clock_offset: int, time: int | None) -> int:
@@ -412,18 +315,16 @@ class EngineCore:
             state, num_frames = gate.get_state(), gate.num_accumulated
             stepped = {**state, "global_step": gate.global_step + 1, "num_accumulated": 0, "contributors": []}
             gate.set_state(stepped, self.pipeline.drain)
-            with self._whole():
-                for observer in reversed(self.observers):
-                    observer.before_load()
+
+            def write() -> Mapping[str, Int64]:
                 self.pipeline.time = time
                 self.set_clock_offset(clock_offset)
                 changed = replace()
                 if any(len(ids) for ids in changed.values()):
                     self.changed_step = gate.global_step
-                for observer in self.observers:
-                    for name, ids in changed.items():
-                        observer.loaded(name, ids)
-                self.tables.dynamic.forget_changes()
+                return changed
+
+            self.load(write)
         return num_frames
 
     def set_clock_offset(self, offset: int) -> None:
@@ -449,7 +350,7 @@ class EngineCore:
 
     @property
     def failed(self) -> str | None:
-        return self._failure or self._fork_problem
+        return self._failure or (self._fork_problem if self.is_forked else None)
 
     @property
     def is_forked(self) -> bool:
@@ -457,11 +358,9 @@ class EngineCore:
         return self.gate.process != forks.this_process
 
     @property
-    def _fork_problem(self) -> str | None:
-        """Return why a fork of the engine's process does not change its tables; None in that process."""
+    def _fork_problem(self) -> str:
+        """Return why a fork of the engine's process does not change its tables."""
         process = self.gate.process
-        if not self.is_forked:
-            return None
         if self.is_shared:
             return (
                 f"process {process} shares the tables of this engine, and this process is a fork of it; read them with "
@@ -474,12 +373,10 @@ class EngineCore:
 
     def check_whole(self) -> None:
         """Raise StateError after a step that failed half way, and in a fork of the process of the engine."""
-        if self._failure is None and self.gate.process == forks.this_process:
-            return
         if self._failure is not None:
             raise StateError(f"an earlier step failed half way ({self._failure}); make a new engine from saved tables")
-        if problem := self._fork_problem:
-            raise StateError(problem)
+        if self.gate.process != forks.this_process:
+            raise StateError(self._fork_problem)
 
     def check_readable(self) -> None:
         """Raise StateError as ``check_whole``; a fork may read rows on the host, if no step was in progress then."""

@@ -1,8 +1,8 @@
-"""The gate: counts contributions, keeps the global step, rejects stale contributions, and opens into its consumer.
+"""The gate: counts contributions, keeps the global step, and says which contributions are stale and when it is due.
 
 Source: TensorFlow's conditional_accumulator_base.{h,cc}. The gate never sees a gradient: the sums lie in a store, which
-the gate reaches only through callables (add, put, the consumer). They run under its lock, so that counts and sums
-always agree, and must not change the gate. The rule and its counters are ``pyx.gate_counts``.
+callers change through ``change`` and ``set_state``, under its lock, so that counts and sums always agree. The rule and
+its counters are ``pyx.gate_counts``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _forking = threading.local()  # gates: during a fork of this thread, whether eac
 class Gate(GateCounts):
     """Opens when enough has arrived since it last opened.
 
-    num_required : of the consumer that ``open_into`` sets; None: there is none
+    num_required : contributions that make it due; None: takers in a queue decide (``TakerGate``)
     global_step : openings so far, or the value of the last ``set_global_step``
     counted : noun for the contributions, in messages
     clock : seconds, used only by ``explain``
@@ -60,7 +60,6 @@ class Gate(GateCounts):
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
         self._is_changing = False
-        self._standing: Callable[[int], None] | None = None
         self._contributors: Counter[Contributor] = Counter()
         self._stale = Stale()
         self._last_stale = 0.0
@@ -68,35 +67,8 @@ class Gate(GateCounts):
         self.is_torn = False
         _gates.add(self)
 
-    def admit(
-        self,
-        local_step: int | None,
-        add: Callable[[], None],
-        contributor: Contributor = None,
-        drop: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Admit a contribution: call ``add()``, count it, open the gate if it is due, and return True.
-
-        For a stale one, call ``drop()``, count it as stale, and return False. If add or drop raises, nothing is
-        counted.
-        """
-        return self.change(self._admit, local_step, add, contributor, drop)
-
-        return self.change(self._admit, local_step, add, contributor, drop)
-
-    def _admit(
-        self, local_step: int | None, add: Callable[[], None], contributor: Contributor, drop: Callable[[], None]
-    ) -> bool:
-        if self.is_stale(local_step):
-            drop()
-            self.count_stale(local_step, contributor)
-            return False
-        add()
-        self.count_contribution(contributor)
-        return True
-
     def change(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work(*arguments)`` under the lock, then open the gate if it is due. CancelledError: it is closed.
+        """Call ``work(*arguments)`` under the lock. CancelledError: it is closed.
 
         Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``.
         """
@@ -138,25 +110,6 @@ class Gate(GateCounts):
                 f"the global step is {self.global_step}, and the gate opens only from {self.steps[0]} to "
                 f"{self.steps[-1]}; set_global_step to one of these"
             )
-
-    def open_into(self, standing: Callable[[int], None]) -> None:
-        """Set the consumer: called with num_accumulated once it reaches ``num_required``.
-
-        The ``admit`` that opened the gate raises its errors; the step does not count then, and the gate stays due.
-        """
-        self._standing = standing
-
-    def open_early(self) -> bool:
-        """Open the gate into its consumer now, as ``admit`` does once enough has arrived.
-
-        Returns False if nothing has arrived.
-        """
-        return self.change(self._open_early)
-
-    def _open_early(self) -> bool:
-        step = self.global_step
-        self._open(early=True)
-        return self.global_step > step
 
     def still(self) -> AbstractContextManager[Any]:
         """Return a context manager during which nothing is admitted and the gate does not open."""
@@ -222,30 +175,21 @@ class Gate(GateCounts):
         return f"{type(self).__name__}({self.explain()})"
 
     def _change(self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True) -> T:
-        """Run a change under the lock. opens : whether it may also open the gate into its consumer
+        """Run a change under the lock. opens : whether a closed gate refuses it
 
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
-        result: T = call_under(self._lock, self._changed, opens, change, arguments)
+        result: T = call_under(self._lock, self._changed, change, arguments)
         return result
 
-    def _changed(self, opens: bool, change: Callable[..., T], arguments: Sequence[Any]) -> T:
+    def _changed(self, change: Callable[..., T], arguments: Sequence[Any]) -> T:
         if self._is_changing:
             raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
         try:
             self._is_changing = True
-            result = change(*arguments)
-            if opens:
-                self._open()
-            return result
+            return change(*arguments)
         finally:
             self._is_changing = False
-
-    def _open(self, early: bool = False) -> None:
-        if self._standing is not None and (self.num_accumulated if early else self.is_due()):
-            self.check_may_open()
-            self._standing(self.num_accumulated)
-            self.count_opening()
 
 
 def _before_fork() -> None:
@@ -267,5 +211,4 @@ def _after_fork_in_child() -> None:
         gate._lock, gate.is_torn = threading.RLock(), not is_still
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

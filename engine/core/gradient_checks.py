@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.base.array_conversion import as_array, as_numbers, is_numeric
 from penstock.base.errors import InputError, UsageError
+from penstock.base.validation import whole
 from penstock.model.config.id_ranges import ANY_INT64, exact_integers, outside
 from penstock.model.frames import Array, Int64
 
@@ -55,24 +56,12 @@ def reduction_of(reduction: Any) -> str:
     return str(reduction)
 
 
-def scalar_of(name: str, value: Any) -> int:
-    """Return an int64 scalar. Raises UsageError, also for an array, where TensorFlow adds the gradient or crashes."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        got = f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
-        raise UsageError(f"{name}: expected one integer, got {got}") from None
-    if not -(2**63) <= number < 2**63:
-        raise UsageError(f"{name}: expected an int64, got {number}")
-    return number
-
-
 def sizes_of(grad_shape: Any) -> tuple[int, ...] | None:
     """Return a gradient's declared dense shape, or None. Raises UsageError."""
     if grad_shape is None:
         return None
     try:
-        return tuple(scalar_of("grad_shape", dim) for dim in grad_shape)
+        return tuple(whole("grad_shape", dim) for dim in grad_shape)
     except TypeError:
         raise UsageError(f"grad_shape: expected a sequence of integers, got {grad_shape!r}") from None
 

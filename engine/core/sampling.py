@@ -1,4 +1,4 @@
-"""Sampled statistics of a run: hot ids, how far rows move, and a history.
+"""Sampled statistics of a run: hot ids, how far rows move, and its moments.
 
 Sampling rows is throttled to 0.15 % of the run's time, and sampling ids by its number of samples. Both are estimates.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,22 +17,20 @@ import numpy as np
 from penstock.core.gate import Gate
 from penstock.model.frames import Coalesced, Float32, Float64, Frame, Int64, Rows
 from penstock.model.stats import Counters
+from penstock.rows.table_set import TableSet
 
-Read = Callable[[str, Int64], Float32]
-KnownAs = Callable[[str, Int64], Int64]
-
-SHARE = 0.0015  # of the time, for sampling rows
+FRACTION = 0.0015  # of the time, for sampling rows
 ALLOWANCE_S = 0.005  # in addition, so that short runs are sampled too
 SAMPLED_ROWS = 256  # per table and sample, for how far rows move
 SAMPLED_IDS = 512  # per sample, of all tables of a frame, for hot ids
 MAX_SAMPLES = 64  # of hot ids, kept at a time
 MAX_TABLES, IDS_PER_TABLE = 8, 5  # whose hot ids are listed, the tables with the most rows first
-MAX_MOMENTS = 256  # of the history; beyond that, every second one is dropped
+MAX_MOMENTS = 256  # of a run; beyond that, every second one is dropped
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One entry of the history of a run.
+    """The numbers of a run after one of its frames.
 
     seconds : since the run began
     norms : table → L2 norm of a touched row's change in a step, the root mean square over sampled rows; only tables
@@ -126,7 +124,7 @@ def tables_of(samples: Sequence[IdSample]) -> dict[str, SampledTable]:
 
 
 def hot_ids(samples: Sequence[IdSample]) -> list[tuple[str, int, float]]:
-    """Return (table, id, share of the table's rows): the most frequent ids of each table."""
+    """Return (table, id, fraction of the table's rows): the most frequent ids of each table."""
     return [
         (name, int(table.ids[index]), float(table.rows[index] / table.rows.sum()))
         for name, table in list(tables_of(samples).items())[:MAX_TABLES]
@@ -142,7 +140,7 @@ class SampleBudget:
 
     def may(self) -> bool:
         """Return whether there is time for a sample. A plain comparison, because every frame and step calls it."""
-        return self._spent_s <= ALLOWANCE_S + SHARE * (time.perf_counter() - self._began_s)
+        return self._spent_s <= ALLOWANCE_S + FRACTION * (time.perf_counter() - self._began_s)
 
     @contextmanager
     def look(self) -> Iterator[None]:
@@ -153,14 +151,10 @@ class SampleBudget:
 
 
 class Probe:
-    """Samples hot ids, how far rows move, and the history of a run.
+    """Samples hot ids, how far rows move, and moments of a run."""
 
-    read : (table, ids) → their weights, float32 (n, dim)
-    known_as : (table, local ids) → the ids that the user knows
-    """
-
-    def __init__(self, read: Read, known_as: KnownAs) -> None:
-        self._read, self._known_as = read, known_as
+    def __init__(self, tables: TableSet) -> None:
+        self._tables = tables
         self._for_rows = SampleBudget()
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
@@ -180,7 +174,7 @@ class Probe:
                 if ids:
                     block = ids[int(self._rng.integers(len(ids)))]
                     sample = block[self._random_slice(len(block), SAMPLED_ROWS)].copy()
-                    self._rows[name] = sample, self._read(name, sample)
+                    self._rows[name] = sample, self._tables.table(name).read(sample)
 
     def after(self) -> None:
         """Compute how far the sampled rows have moved."""
@@ -189,7 +183,7 @@ class Probe:
         with self._for_rows.look():
             for name, (ids, rows) in self._rows.items():
                 with np.errstate(invalid="ignore"):
-                    moved = np.subtract(self._read(name, ids), rows, dtype=np.float64)
+                    moved = np.subtract(self._tables.table(name).read(ids), rows, dtype=np.float64)
                 norm = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
                 if math.isfinite(norm):  # skip rows that became infinite
                     self.norms[name] = norm
@@ -206,12 +200,12 @@ class Probe:
         # A block in proportion to its size, so that no row is more likely than another.
         block = blocks[int(np.searchsorted(ends, self._rng.integers(ends[-1]), "right"))] if ends[-1] else blocks[0]
         indices = self._random_slice(len(block.ids), most)
-        ids = self._known_as(name, block.ids[indices].copy())
+        ids = self._tables.held.ids(name, block.ids[indices].copy())
         rows = np.ones(len(ids)) if block.counts is None else block.counts[indices].astype(np.float64)
         return ids, rows * (ends[-1] / max(1, len(ids)))
 
     def note(self, seconds: float, counters: Counters, gate: Gate, rates: Sequence[float]) -> None:
-        """Append a moment to the history, or skip it: a long run records every second, fourth, eighth … frame."""
+        """Append a moment, or skip it: a long run records every second, fourth, eighth … frame."""
         self._skipped += 1
         if self._skipped < self._every:
             return

@@ -10,13 +10,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.engine_core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.core.gate import Gate
-from penstock.core.sampling import KnownAs, Moment, Probe, Read
+from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.sampling import Moment, Probe
 from penstock.model.stats import Counters, Stale, TableReport
+from penstock.rows.table_set import TableSet
 
 log = logging.getLogger("penstock")
 
@@ -30,28 +31,28 @@ class MetricsSnapshot:
 
     counters : of the current or last run, and of frames outside runs
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
-    moments, hot : sampled; hot : (table, id, share of the table's rows), of each table
+    moments, hot : sampled; hot : (table, id, fraction of the table's rows), of each table
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
-    counters: Counters
-    stale: Stale
-    global_step: int
-    num_accumulated: int
-    num_required: int
+    counters: Counters = field(default_factory=Counters)
+    stale: Stale = field(default_factory=Stale)
+    global_step: int = 0
+    num_accumulated: int = 0
+    num_required: int = 0
     last_rates: tuple[float, ...] = ()
     tables: Mapping[str, TableReport]
-    updated: Mapping[str, int]
+    updated: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     recent_s: Sequence[float] = ()
-    stage_s: Mapping[str, float]
+    stage_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     num_compiles: int = 0
     problems: Sequence[str] = ()
     seconds: float = 0.0
-    share: float | None = None
+    fraction: float | None = None
     num_skipped: int = 0
     of_service: Mapping[str, int] | None = None
-    first_bad: Mapping[str, str]
+    first_bad: Mapping[str, str] = field(default_factory=dict)
     commit: tuple[int, int, float | None] | None = None
     moments: Sequence[Moment] = ()
     hot: Sequence[tuple[str, int, float]] = ()
@@ -60,26 +61,26 @@ class MetricsSnapshot:
 class Telemetry(StepObserver):
     """The counts and times of one engine.
 
-    read : (table, ids) → their weights, callable inside a step
-    known_as : (table, local ids) → the ids that the user knows
+    tables : of the engine
+
     stage_s : seconds of reading, summing (including validation), steps, and saving, since the last run began
     updated, num_steps : table → rows that the optimizer was applied to, and the number of steps, since then
     recent_s : seconds of the last steps of all runs; on an accelerator, of their dispatch
-    counters, share, first_bad : of the current or last run; the share of its input that is read (None: unknown), and
-        by reason the first dropped row
+    counters, fraction, first_bad : of the current or last run; the fraction of its input that is read (None: unknown),
+        and by reason the first dropped row
     num_skipped : frames of that run that were skipped, because the checkpoint already contains them
     of_service : of a service: returns its counts of producers and callers, as its status has them; None: not a service
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
-    def __init__(self, read: Read, known_as: KnownAs) -> None:
-        self._read, self._known_as = read, known_as
+    def __init__(self, tables: TableSet) -> None:
+        self._tables = tables
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.updated: Counter[str] = Counter()
         self.num_steps = 0
         self.recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self.counters = Counters()
-        self.share: Callable[[], float | None] = lambda: None
+        self.fraction: Callable[[], float | None] = lambda: None
         self.first_bad: Mapping[str, str] = {}
         self.num_skipped = 0
         self.of_service: Callable[[], Mapping[str, int]] | None = None
@@ -92,34 +93,34 @@ class Telemetry(StepObserver):
     def look_closer(self) -> None:
         """Create the probe, if there is none."""
         if self.probe is None:
-            self.probe = Probe(self._read, self._known_as)
+            self.probe = Probe(self._tables)
 
     @contextmanager
     def run(
-        self, counters: Counters, share: Callable[[], float | None], first_bad: Mapping[str, str]
+        self, counters: Counters, fraction: Callable[[], float | None], first_bad: Mapping[str, str]
     ) -> Iterator[None]:
         """Return a context for one run: reset the counts and times, and record its start and end."""
-        self.counters, self.share, self.first_bad = counters, share, first_bad
+        self.counters, self.fraction, self.first_bad = counters, fraction, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
         self.updated, self.num_skipped = Counter(), 0
         self.started_s, self.ended_s = time.perf_counter(), None
         log.info("run began")
+        message: tuple[Any, ...] = ("run ended",)
         try:
             with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.api.run"):
                 yield
         except GeneratorExit:  # the consumer has dropped its deltas
-            self._ended()
             raise
         except BaseException as error:
-            self._ended("run ended by %s: %s", type(error).__name__, error)
+            message = "run ended by %s: %s", type(error).__name__, error
             raise
-        else:
-            self._ended()
+        finally:
+            self._ended(*message)
 
-    def _ended(self, message: str = "run ended", *arguments: Any) -> None:
+    def _ended(self, message: str, *arguments: Any) -> None:
         self.ended_s = time.perf_counter()
-        share = self.share()
-        self.share = lambda: share  # a reference to the reader would keep its files mapped
+        fraction = self.fraction()
+        self.fraction = lambda: fraction  # a reference to the reader would keep its files mapped
         counted = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if arguments else logging.INFO
         log.log(level, message, *arguments, extra={"penstock": counted | {"seconds": self.seconds}})

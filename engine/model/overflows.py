@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.model.frames import Frame, Rows, Summed
-from penstock.pyx.row_sums import overflowing_rows
+from penstock.pyx.row_sums import add_finite
 
 
 def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[npt.NDArray[np.bool_]]:
@@ -27,7 +27,11 @@ def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[np
     ends = np.cumsum([len(block.ids) for block in blocks])
     masks = []
     for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True):
-        refused = overflowing_rows(sums, of_block, np.ascontiguousarray(block.grads), block.which, block.gains)
+        rows = block.grads if block.which is None else block.grads[block.which]
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = np.ascontiguousarray(rows if block.gains is None else rows * block.gains[:, None])
+        refused = np.zeros(len(rows), np.uint8)
+        add_finite(sums, of_block, rows, refused)
         masks.append(np.logical_and(refused, finite[of_block]))
     return masks
 

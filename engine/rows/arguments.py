@@ -29,15 +29,15 @@ def checked_parts(
     return values
 
 
-def checked_rows(place: str, rows: Any, num_rows: int, dim: int) -> Float32:
-    """Return a contiguous copy of rows, float32 (num_rows, dim). Raises UsageError. place : for messages"""
-    array = as_numbers(rows, place, UsageError)
+def checked_rows(subject: str, rows: Any, num_rows: int, dim: int) -> Float32:
+    """Return a contiguous copy of rows, float32 (num_rows, dim). Raises UsageError. subject : of messages"""
+    array = as_numbers(rows, subject, UsageError)
     if not is_numeric(array):
-        raise UsageError(f"{place}: expected floats of shape {(num_rows, dim)}, got {array.dtype}")
+        raise UsageError(f"{subject}: expected floats of shape {(num_rows, dim)}, got {array.dtype}")
     if array.shape != (num_rows, dim):
-        raise UsageError(f"{place}: expected shape {(num_rows, dim)}, got {array.shape}")
+        raise UsageError(f"{subject}: expected shape {(num_rows, dim)}, got {array.shape}")
     try:
         with np.errstate(over="raise"):
             return np.array(array, np.float32, order="C")
     except FloatingPointError:
-        raise UsageError(f"{place}: expected values that are finite as float32, got larger ones") from None
+        raise UsageError(f"{subject}: expected values that are finite as float32, got larger ones") from None

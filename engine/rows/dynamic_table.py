@@ -24,8 +24,7 @@ from penstock.model.stats import KeyReport
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.row_keys import RowKeys
 from penstock.rows.bridge.stochastic_rounding import nearest
-from penstock.rows.initial_rows import InitialRows
-from penstock.rows.initializers import initial_rows
+from penstock.rows.initializers import InitialRows, initial_rows
 from penstock.rows.key_directory import clock_at, key_report, keys_of_opening, make_directory, no_room, no_room_for_load
 
 if TYPE_CHECKING:
@@ -137,10 +136,7 @@ class DynamicTable:
             self.row_keys.remove(plan.removed()[0])
         self._table.create_rows(plan.key_rows[fresh], self._starts(plan.keys[fresh]))
         plan.commit()
-        if self.row_keys is not None:
-            self.row_keys.stamp(plan.key_rows, self.directory.clock)
-            self.row_keys.set_clock(self.directory.clock)
-            self.row_keys.insert(plan.keys[fresh], plan.key_rows[fresh])
+        self._publish(plan.key_rows, self.directory.clock, plan.keys[fresh], plan.key_rows[fresh])
         self.carried_out.append(plan)
         self._plan = None
         if opens and not self._has_opened:
@@ -181,11 +177,8 @@ class DynamicTable:
     def rows_replaced(self, rows: Int64) -> Int64:
         """Return the keys that a rollback changed, after it has written their rows, distinct. rows : those written"""
         self._replaced = np.union1d(self._replaced, self.directory.keys(rows))
-        if self.row_keys is not None:
-            state = self.directory.state()
-            self.row_keys.stamp(state["row"].astype(np.int64), state["last"].astype(np.int64))
-            self.row_keys.set_clock(self.directory.clock)
-            self.row_keys.insert(self._fresh, self.directory.rows(self._fresh, expired=True).astype(np.int64))
+        state, fresh_rows = self.directory.state(), self.directory.rows(self._fresh, expired=True).astype(np.int64)
+        self._publish(state["row"].astype(np.int64), state["last"].astype(np.int64), self._fresh, fresh_rows)
         return self._replaced
 
     def _no_room(self, of_load: bool = False) -> CapacityError:
@@ -204,14 +197,18 @@ class DynamicTable:
             if self.row_keys is not None:
                 self.row_keys.stamp(self.directory.state()["row"].astype(np.int64), clock)
 
-    def share_keys(self, row_keys: RowKeys) -> None:
+    def publish_keys(self, row_keys: RowKeys) -> None:
         """Keep the keys with their rows in ``row_keys``, which has none, from now on."""
-        state = self.directory.state()
+        self.row_keys, state = row_keys, self.directory.state()
         rows = state["row"].astype(np.int64)
-        row_keys.stamp(rows, state["last"].astype(np.int64))
-        row_keys.set_clock(self.directory.clock)
-        row_keys.insert(state["key"], rows)
-        self.row_keys = row_keys
+        self._publish(rows, state["last"].astype(np.int64), state["key"], rows)
+
+    def _publish(self, rows: Int64, last: Int64 | int, keys: Int64, key_rows: Int64) -> None:
+        """Set when the keys of rows occurred last, and give rows to keys without one, for readers without a lock."""
+        if self.row_keys is not None:
+            self.row_keys.stamp(rows, last)
+            self.row_keys.set_clock(self.directory.clock)
+            self.row_keys.insert(keys, key_rows)
 
     def _starts(self, keys: Int64) -> Iterator[Float32]:
         """Yield the initial weights of keys in blocks that fit in a cache."""

@@ -7,16 +7,39 @@ same rows on every machine and mesh, and any rows can be drawn without the other
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.base.array_conversion import as_numbers, is_numeric
 from penstock.base.errors import ConfigError
 from penstock.model.config.specs import TableSpec
 from penstock.model.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.model.frames import Float32, Int64
-from penstock.pyx.initial_rows import philox_key
-from penstock.rows.initial_rows import InitialRows
+from penstock.pyx.initial_rows import draw, philox_key
+
+
+class InitialRows(NamedTuple):
+    """The rows that ids have before anything is written to them, and keys without a row.
+
+    kind : "zero"; "constant": ``first``; "row_id": the key plus ``first``; "normal" and "uniform": drawn with
+        ``first``, ``second`` and the generator's ``key``, as ``pyx.initial_rows`` does
+    """
+
+    kind: str = "zero"
+    first: float = 0.0
+    second: float = 0.0
+    key: str = ""
+
+    def fill(self, keys: npt.NDArray[Any], out: Float32) -> None:
+        """Write the rows of keys, of their type, to ``out``: float32 (n, dim)."""
+        if self.kind in ("zero", "constant"):
+            out.fill(self.first)
+        elif self.kind == "row_id":
+            out[:] = (keys.astype(np.float64) + self.first)[:, None]
+        elif len(keys):
+            draw(keys.view(np.int64), bytes.fromhex(self.key), self.kind == "normal", self.first, self.second, out)
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
@@ -28,12 +51,12 @@ def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
     if isinstance(start, TruncatedNormal | Uniform | Constant):
         initial = initial_rows(spec, seed)
 
-        def draw(ids: Int64) -> Float32:
+        def drawn(ids: Int64) -> Float32:
             out = np.empty((len(ids), spec.dim), np.float32)
             initial.fill(ids, out)
             return out
 
-        return draw
+        return drawn
     values = start(shape, np.float32)
     array = as_numbers(values, f"table '{spec.name}': its initializer", ConfigError)
     if not is_numeric(array):

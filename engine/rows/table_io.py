@@ -151,8 +151,11 @@ class TablesReader:
             self._assigned.skipped.update(contents.others)
             self._blocks = self._tensor_blocks(contents.tensors)
 
-    def read(self) -> None:
-        """Set the rows. Raises InputError and StateError, also after other rows were set."""
+    def read(self) -> dict[str, None]:
+        """Set the rows, and return the names of all tables: any row may have changed.
+
+        Raises InputError and StateError, also after other rows were set.
+        """
         try:
             for name, ids, values in self._blocks:
                 index = self._tables.parts(name)
@@ -165,6 +168,7 @@ class TablesReader:
         except CapacityError as error:
             raise StateError(f"{self._path}: {error}") from None
         self._derived.warn()
+        return dict.fromkeys(self._tables.specs)
 
     def loaded(self) -> LoadedTables:
         """Return what was read."""

@@ -81,7 +81,6 @@ class TableSet:
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self.notes = reasons_for_xla(specs, layouts, devices, self.programs.variants)
-        self._host_groups = [group for group in self._groups if isinstance(group, HostTables)]
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
         self._empty_updates = {
@@ -153,8 +152,8 @@ class TableSet:
         Only of tables in the host's memory. A row counts once, until it is written. None: none
         """
         total, first = 0, None
-        for group in self._host_groups:
-            if (result := group.take_not_finite()) is not None:
+        for group in self._groups:
+            if isinstance(group, HostTables) and (result := group.take_not_finite()) is not None:
                 num_rows, member, row = result
                 name, total = group.layouts[member].name, total + num_rows
                 if first is None:

@@ -21,11 +21,10 @@ from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_list
 from penstock.io.decoding.example_gradients import ExampleUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.role_types import is_float_list, is_list, storage_type, suggestion
 from penstock.io.decoding.row_columns import valid_column
 from penstock.io.decoding.rows import DecodedBatch
-from penstock.io.decoding.schema import Roles, check_types, field_of
+from penstock.io.decoding.schema import Roles, check_types, field_of, fields_of
 from penstock.io.decoding.string_ids import hashing_hint, holds_text, ids_of
 from penstock.io.sources.batch import Batch
 from penstock.model.combiners import gains
@@ -69,10 +68,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         field_of(schema, source, feature.path, feature.path)  # one column has this name
         _check(feature, schema.field(feature.path), options, source)
     first = schema.field(features_in_use[0].path)
-    roles = [role for role in ROLES[3:] if role != "time" or options.needs_time]
-    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in roles}
-    if options.needs_time and fields["time"] is None:
-        raise missing_roles(schema, source, ["time"], options.columns)
+    fields = fields_of(schema, source, ROLES[3:], options)
     check_types(fields, source)
     return ExampleRoles(
         **fields,

@@ -5,7 +5,7 @@ Checks types and names only; ``rows`` checks the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,13 +59,9 @@ def resolve(schema: pa.Schema, source: str, options: ReadOptions) -> Roles:
 
     Raises InputError naming the columns, what was expected and a guess.
     """
-    columns, gradient_dtype = options.columns, options.gradient_dtype
+    gradient_dtype = options.gradient_dtype
     with arrow_errors("corrupt Arrow schema", source):
-        roles = [role for role in ROLES if role != "time" or options.needs_time]
-        fields = {role: field_of(schema, source, role, columns.get(role)) for role in roles}
-        missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
-        if missing:
-            raise missing_roles(schema, source, missing, columns)
+        fields = fields_of(schema, source, ROLES, options)
         gradient = fields["gradient"]
         assert gradient is not None
         bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
@@ -84,6 +80,16 @@ def resolve(schema: pa.Schema, source: str, options: ReadOptions) -> Roles:
             bfloat16=bfloat16,
             ids_only=options.ids_only,
         )
+
+
+def fields_of(schema: pa.Schema, source: str, roles: Sequence[str], options: ReadOptions) -> dict[str, pa.Field | None]:
+    """Return the fields that play these roles. Raises InputError if one that is needed is missing."""
+    roles = [role for role in roles if role != "time" or options.needs_time]
+    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in roles}
+    missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
+    if missing:
+        raise missing_roles(schema, source, missing, options.columns)
+    return fields
 
 
 def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:

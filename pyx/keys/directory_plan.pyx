@@ -14,14 +14,7 @@ from penstock.pyx.keys.shard_decisions cimport (
     ADMITTED, CHUNK, AbsentKey, Decision, Opening, change, decide, num_chunks,
 )
 from penstock.pyx.keys.key_shards cimport MAX_CLOCK, Shard, key_unmix
-
-cdef extern from *:
-    """
-    #define penstock_next(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
-    #define penstock_set(flag) __atomic_store_n(flag, 1, __ATOMIC_RELAXED)
-    """
-    Py_ssize_t penstock_next(Py_ssize_t* counter) nogil
-    void penstock_set(int* flag) nogil
+from penstock.pyx.progress cimport set_flag, take_number
 
 ctypedef int (*Work)(const Opening* opening, Py_ssize_t item) noexcept nogil
 
@@ -56,7 +49,8 @@ cdef class Plan:
     cdef int64_t epoch
     cdef bint open, decided
     cdef Work work
-    cdef Py_ssize_t next, num_items, num_shards, num_absent
+    cdef int64_t next
+    cdef Py_ssize_t num_items, num_shards, num_absent
     cdef int failed
 
     def __cinit__(self, Directory directory not None, keys, rows=None, frames=None, *, int64_t clock, int64_t step,
@@ -191,11 +185,11 @@ cdef class Plan:
     def _items(self):
         cdef Py_ssize_t item
         with nogil:
-            item = penstock_next(&self.next)
+            item = take_number(&self.next)
             while item < self.num_items:
                 if self.work(&self.opening, item) < 0:
-                    penstock_set(&self.failed)
-                item = penstock_next(&self.next)
+                    set_flag(&self.failed)
+                item = take_number(&self.next)
         return True
 
     # ---- inside

@@ -6,7 +6,7 @@ a shard by position. No two threads touch one entry: keys are distinct, and a ch
 key also stamps it, which saves a second pass over memory; ``take_back`` restores the stamps.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from penstock.pyx.keys.key_shards cimport (
@@ -14,12 +14,7 @@ from penstock.pyx.keys.key_shards cimport (
     shard_of,
 )
 from penstock.pyx.keys.shard_decisions cimport ABSENT, CHUNK, AbsentKey, Opening, mixed_of, num_chunks, rows_of
-
-cdef extern from *:
-    """
-    #define penstock_prefetch_write(address) __builtin_prefetch(address, 1)
-    """
-    void penstock_prefetch_write(const void* address) nogil
+from penstock.pyx.prefetch cimport prefetch_write
 
 
 cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
@@ -40,7 +35,7 @@ cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
         if i + AHEAD < end:
             mixed[i & (AHEAD - 1)] = mixed_of(opening, i + AHEAD)
             place[i & (AHEAD - 1)] = home_of(shards, mixed[i & (AHEAD - 1)])
-            penstock_prefetch_write(shards.entries + place[i & (AHEAD - 1)])
+            prefetch_write(shards.entries + place[i & (AHEAD - 1)])
         if i < begin:
             continue
         home = base % shards.slots
@@ -106,7 +101,7 @@ cdef int deal_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
         s = shard_of(shards, mixed)
         key = &opening.absent_keys[places[s]]
         places[s] += 1
-        penstock_prefetch_write(key + 4)  # the shard's next line
+        prefetch_write(key + 4)  # the shard's next line
         key.mixed, key.position, key.value = mixed, <int32_t>i, <int32_t>opening.key_rows[i]
     return 0
 
@@ -120,7 +115,7 @@ cdef int find_absent(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef Py_ssize_t j, i, begin = opening.first[s], end = opening.last[s], last = begin
     for j in range(begin - FAR_AHEAD, end):
         if j + FAR_AHEAD < end:
-            penstock_prefetch_write(entries + key_home(absent_keys[j + FAR_AHEAD].mixed, shards.bits, shards.slots))
+            prefetch_write(entries + key_home(absent_keys[j + FAR_AHEAD].mixed, shards.bits, shards.slots))
         if j < begin:
             continue
         i = absent_keys[j].position

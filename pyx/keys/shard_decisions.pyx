@@ -5,24 +5,47 @@ A shard has one thread.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport (
-    AHEAD, FAR_AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear,
-    candidates_reserve, find, home_of, is_expired, key_find, key_home, key_remove, key_unmix, philox_block, philox_unit,
-    rank_lowest, rank_nearly_sorted, removed_add, removed_has, removed_reserve, shard_of,
+    AHEAD, EVICT_LFU, FAR_AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear,
+    candidates_reserve, decayed, find, home_of, is_expired, key_find, key_home, key_remove, key_unmix, philox_block,
+    philox_unit, rank_lowest, rank_nearly_sorted, removed_add, removed_has, removed_reserve, shard_of,
 )
-from penstock.pyx.keys.victims cimport Lowest, lowest_place, lowest_scores, score_all
-
-cdef extern from *:
-    """
-    /* GCC takes a function that does nothing but prefetch for one without effects, and drops its calls; not with this. */
-    #define penstock_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
-    """
-    void prefetch "penstock_prefetch" (const void* address) noexcept nogil
+from penstock.pyx.prefetch cimport prefetch, prefetch_kept
 
 cdef enum:
     SPARE = 16              # an eviction leaves a shard's rows // SPARE free
+    FAR = 96                # entries: a shard was last used steps ago, and its memory arrives slowly
+    BUCKETS = 512           # of scores
+
+cdef extern from *:
+    """
+    #define PENSTOCK_STAYS 0xffffffffu
+    /* The score of one entry by its last clock. spared: the clock of keys that stay; expired: counts them */
+    static inline uint32_t penstock_score(int32_t value, uint32_t last, int64_t clock, int64_t after, int64_t spared,
+                                          int64_t* expired) {
+        int has_expired = (value >= 0) & (clock - (int64_t)last > after);
+        *expired += has_expired;
+        return last | -(uint32_t)((value < 0) | has_expired | ((int64_t)last == spared));
+    }
+    /* The bucket of a score, from ``low`` on; the last one for STAYS, which the large number brings there. */
+    static inline uint64_t penstock_bucket(uint32_t score, uint32_t low, int shift, uint64_t last) {
+        uint64_t bucket = ((uint64_t)(score - low) + ((uint64_t)(score == PENSTOCK_STAYS) << 60)) >> shift;
+        return bucket < last ? bucket : last;
+    }
+    """
+    const uint32_t STAYS "PENSTOCK_STAYS"   # in place of a score; scores end below
+    uint32_t penstock_score(int s, uint32_t last, int64_t clock, int64_t after, int64_t spared, int64_t* n) noexcept nogil
+    uint64_t penstock_bucket(uint32_t score, uint32_t low, int shift, uint64_t last) noexcept nogil
+
+
+cdef struct Lowest:         # of a shard's scores
+    Py_ssize_t num          # how many
+    uint32_t low, most
+    int shift               # 0: a bucket has one score
+    Py_ssize_t[BUCKETS + 1] places
 
 
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
@@ -39,7 +62,7 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
     age(opening.shards, shard, opening.shards.generation)
     for j in range(begin, end):
         if j + AHEAD < end_ahead(opening, s):
-            prefetch(opening.key_rows + opening.absent_keys[j + AHEAD].position)
+            prefetch_kept(opening.key_rows + opening.absent_keys[j + AHEAD].position)
             prefetch_candidate(opening, opening.absent_keys[j + AHEAD].mixed)
         decision.num_back += opening.absent_keys[j].value != ABSENT
         opening.fate[j] = ADMITTED if is_admitted(opening, shard, &opening.absent_keys[j]) else WAITS
@@ -75,9 +98,9 @@ cdef inline void prefetch_candidate(const Opening* opening, uint64_t mixed) noex
     cdef const Shards* shards = opening.shards
     cdef const Shard* shard = &shards.each[shard_of(shards, mixed)]
     if shard.young.size:
-        prefetch(shard.young.entries + key_home(mixed, shards.bits, shard.young.slots))
+        prefetch_kept(shard.young.entries + key_home(mixed, shards.bits, shard.young.slots))
     if shard.old.size:
-        prefetch(shard.old.entries + key_home(mixed, shards.bits, shard.old.slots))
+        prefetch_kept(shard.old.entries + key_home(mixed, shards.bits, shard.old.slots))
 
 
 cdef inline bint is_admitted(const Opening* opening, const Shard* shard, AbsentKey* key) noexcept nogil:
@@ -236,8 +259,8 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     for k in range(num_removed):
         if k + AHEAD < num_removed:
             mixed = decision.removed[k + AHEAD].mixed
-            prefetch(entries + key_home(mixed, shards.bits, shards.slots))
-            prefetch(shard.lately.prints + key_home(mixed, shards.bits, shard.lately.slots))
+            prefetch_kept(entries + key_home(mixed, shards.bits, shards.slots))
+            prefetch_kept(shard.lately.prints + key_home(mixed, shards.bits, shard.lately.slots))
         mixed = decision.removed[k].mixed
         key_remove(entries, shards.slots, shards.bits, key_find(entries, shards.slots, shards.bits, mixed))
         removed_add(&shard.lately, &shard.before, shard.num_rows, shards.bits, mixed)
@@ -248,7 +271,7 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
         key = &opening.absent_keys[j]
         mixed = key.mixed
         if j + FAR_AHEAD < opening.num_listed:
-            prefetch(shards.entries + home_of(shards, opening.absent_keys[j + FAR_AHEAD].mixed))
+            prefetch_kept(shards.entries + home_of(shards, opening.absent_keys[j + FAR_AHEAD].mixed))
         if j + AHEAD < end_ahead(opening, s):
             prefetch_candidate(opening, opening.absent_keys[j + AHEAD].mixed)
         if opening.fate[j] == ADMITTED:
@@ -295,3 +318,66 @@ cdef double power(double base, int64_t exponent) noexcept nogil:
         base *= base
         exponent >>= 1
     return result
+
+
+# ---- victims: whether an entry is empty, or among the lowest, is as good as random. The loops over all entries
+# therefore have no branch that depends on it, which a processor would predict wrongly, and only the lowest scores are
+# sorted.
+
+
+cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:
+    """Score a shard's entries: the lowest are evicted first. STAYS: the entry is empty, expired, or of a key that occurs.
+    Returns how many are expired."""
+    cdef const Shards* shards = opening.shards
+    cdef int64_t num_expired = 0, clock = opening.clock, after = shards.policy.expire_after
+    cdef int64_t spared = -1 if opening.marked else clock
+    cdef size_t slot
+    if after < 0:
+        after = 1 << 62
+    for slot in range(shards.slots):
+        prefetch(entries + slot + FAR)
+        scores[slot] = penstock_score(entries[slot].value, entries[slot].last, clock, after, spared, &num_expired)
+    if opening.marked or shards.policy.evict == EVICT_LFU:
+        for slot in range(shards.slots):
+            if scores[slot] == STAYS:
+                continue
+            if opening.marked and shards.touched[entries[slot].value >> 3] >> (entries[slot].value & 7) & 1:
+                scores[slot] = STAYS
+            elif shards.policy.evict == EVICT_LFU:
+                scores[slot] = decayed(shards, shards.counts[entries[slot].value], entries[slot].last, clock)
+    return num_expired
+
+
+cdef void lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted, Lowest* lowest) noexcept nogil:
+    """Find as few of the lowest scores as possible, but at least ``wanted`` or all: exactly where the scores are within
+    BUCKETS of each other, else in coarse steps."""
+    cdef Py_ssize_t count, n = 0, bucket = 0
+    cdef uint32_t low = STAYS, high = 0
+    cdef int shift = 0
+    cdef size_t slot
+    lowest.num = lowest.shift = 0
+    for slot in range(slots):
+        low = min(low, scores[slot])
+        high = max(high, <uint32_t>(scores[slot] + 1))  # 0 for STAYS
+    if high == 0:
+        return
+    high -= 1
+    while (high - low) >> shift >= BUCKETS:
+        shift += 1
+    memset(lowest.places, 0, sizeof(lowest.places))
+    for slot in range(slots):
+        lowest.places[penstock_bucket(scores[slot], low, shift, BUCKETS)] += 1
+    while n < wanted and bucket < BUCKETS:
+        count = lowest.places[bucket]
+        lowest.places[bucket] = n
+        n += count
+        bucket += 1
+    lowest.num, lowest.low, lowest.shift = n, low, shift
+    lowest.most = <uint32_t>min(<uint64_t>high, low + (<uint64_t>bucket << shift) - 1)
+
+
+cdef inline Py_ssize_t lowest_place(Lowest* lowest, uint32_t score) noexcept nogil:
+    """The place of the next entry of this score among the lowest, which are in order but for those of one bucket."""
+    cdef Py_ssize_t* place = &lowest.places[(score - lowest.low) >> lowest.shift]
+    place[0] += 1
+    return place[0] - 1

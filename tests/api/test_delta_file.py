@@ -99,21 +99,6 @@ def test_a_consumer_that_starts_again_gets_what_it_lacks_and_knows_what_it_has(t
     assert (follower.num_repeated > 0) == (num_restarts > 0)
 
 
-@pytest.mark.parametrize("good", [12, 25, 40, 60])
-def test_a_run_resumed_after_a_full_disk_writes_every_delta_once(tmp_path, monkeypatch, good):
-    file, folder = tmp_path / "d.arrows", tmp_path / "c"
-    arguments = {"deltas": file, "slots": True, "checkpoint": folder, "every": 2, "resume": True}
-    engine_of().run(LOG, limit=6, **arguments)
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_files, "BUFFER_BYTES", 16)
-        patch.setattr(atomic_files, "operations", full_disk(good))
-        with pytest.raises(OSError, match="No space left"):
-            restored(folder).run(LOG, **arguments)
-    engine = restored(folder)
-    engine.run(LOG, **arguments)
-    assert bytes_of(read(file)) == bytes_of(wanted())
-
-
 def test_another_file_than_the_checkpoints_is_refused(tmp_path):
     file, folder = tmp_path / "d.arrows", tmp_path / "c"
     arguments = {"deltas": file, "checkpoint": folder, "resume": True}

@@ -9,6 +9,7 @@ from batches import batch
 from engines import column, engine_of, frame, zeroed
 
 import penstock as ps
+from penstock.model.frames import Frame, Rows
 from penstock.pyx.frame_accumulate import Intake
 
 
@@ -174,8 +175,10 @@ def test_inference_mode_refuses_updates():
     proto = engine_of().config.to_proto()
     proto.mode = 1
     engine = ps.Engine(ps.EmbeddingConfig.from_proto(proto))
-    with pytest.raises(ps.ConfigError, match="INFERENCE"):
-        engine.apply({"t": frame([1])})
+    engine.gate.set_global_step(3)
+    for local_step in (None, 0):  # a stale frame, too
+        with pytest.raises(ps.ConfigError, match="INFERENCE"):
+            engine.apply({"t": frame([1])}, local_step=local_step)
     assert engine.lookup("t", [1]).shape == (1, 2)
 
 
@@ -193,6 +196,15 @@ def test_the_arrays_of_a_refused_frame_are_released(is_vacant):
         engine.apply({"t": (ids, gradients)})
     del gradients
     gc.collect()  # the error's traceback
+    assert alive() is None
+
+
+def test_the_arrays_of_a_frame_that_was_only_checked_are_released():
+    """As the processes of a mesh check theirs before a round."""
+    ids, gradients = frame([2, 3])
+    alive, pipeline = weakref.ref(gradients), engine_of().core.pipeline
+    pipeline.check(Frame({"t": (Rows(ids, gradients),)}, 2))
+    del gradients
     assert alive() is None
 
 

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import traceback
+from contextlib import contextmanager
 from functools import partial
 
 import engines
 import numpy as np
 import pyarrow as pa
 import pytest
-from limits import HANG_S
+from limits import HANG_S, in_thread
 from services import Process, config_of
 from services import frame as service_frame
 
@@ -82,7 +83,7 @@ def test_a_child_looks_up_rows_on_the_host_as_they_were_at_the_fork():
         with engine.still():
             rows = engine.lookup("t", np.arange(8))
         same = np.array_equal(rows, engine.view("t")) and len(engine.state_hash()) == 64
-        return rows[3].tolist(), engine.reads.lookup_tables({"t": [4]})[0]["t"].tolist(), same
+        return rows[3].tolist(), engine.reads.lookup("t", [4]).tolist(), same
 
     child = Child(work)
     engine.apply({"t": ([3], [[1.0, 1.0]])})
@@ -133,8 +134,9 @@ def test_a_child_makes_its_own_engine(tmp_path):
     assert ps.Engine.restore(tmp_path / "state").global_step == 1
 
 
-def test_a_fork_waits_for_the_step_of_another_thread():
-    engine = engine_of()
+@contextmanager
+def step_of_another_thread(engine):
+    """An event that ends the step."""
     entered, leave = threading.Event(), threading.Event()
 
     def hold():
@@ -142,33 +144,26 @@ def test_a_fork_waits_for_the_step_of_another_thread():
             entered.set()
             leave.wait(HANG_S)
 
-    holder = threading.Thread(target=hold)
-    holder.start()
+    ended = in_thread(hold)
     entered.wait(HANG_S)
-    threading.Timer(0.05, leave.set).start()
-    assert Child(lambda: engine.lookup("t", [3]).tolist()).answer() == "[[1.0, 1.0]]"
-    holder.join()
+    yield leave
+    leave.set()
+    ended()
+
+
+def test_a_fork_waits_for_the_step_of_another_thread():
+    engine = engine_of()
+    with step_of_another_thread(engine) as leave:
+        threading.Timer(0.05, leave.set).start()
+        assert Child(lambda: engine.lookup("t", [3]).tolist()).answer() == "[[1.0, 1.0]]"
     assert engine.apply({"t": ([3], [[1.0, 1.0]])})
 
 
 def test_a_child_of_an_unfinished_step_is_refused_instead_of_hanging(monkeypatch):
     monkeypatch.setattr("penstock.core.gate.FORK_WAIT_S", 0.0)
     engine = engine_of()
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold():
-        with engine.still():
-            entered.set()
-            leave.wait(HANG_S)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    entered.wait(HANG_S)
-    try:
+    with step_of_another_thread(engine):
         assert Child(lambda: refused(lambda: engine.lookup("t", [3]))).answer() == "1"
-    finally:
-        leave.set()
-        holder.join()
 
 
 def test_a_child_of_a_reader_opens_the_next_tables_of_the_writer(tmp_path):
@@ -283,7 +278,7 @@ def test_a_child_may_not_use_a_connection_of_its_parent(tmp_path):
             assert "leave" in Child(leave).answer()
             producer.send(service_frame(2))
         assert client.position("w0") == 2
-        assert client.lookup({"user": [3]}).step == 2
+        assert client.lookup({"user": [3]}).version.step == 2
 
 
 STATUSES = []

@@ -1,4 +1,4 @@
-"""Masked NumPy arrays are refused wherever arrays are taken: what the mask hides would be used."""
+"""Masked NumPy arrays are refused in every part of an argument too: what the mask hides would be used."""
 
 from types import SimpleNamespace
 
@@ -32,47 +32,19 @@ def test_an_array_without_a_masked_value_is_refused_too(engine):
         engine.apply({"user": (np.ma.array(IDS), GRADIENTS)})
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        (masked(IDS), GRADIENTS),
-        (masked(IDS, np.int32), GRADIENTS),
-        (IDS, masked(GRADIENTS)),
-        (IDS, masked(GRADIENTS, np.float64)),
-        (IDS, list(masked(GRADIENTS))),
-        ([masked(1), 2], GRADIENTS),
-    ],
-)
-def test_apply_refuses_masked_arrays(engine, pair):
+@pytest.mark.parametrize("pair", [(IDS, list(masked(GRADIENTS))), ([masked(1), 2], GRADIENTS)])
+def test_apply_refuses_masked_values_in_lists(engine, pair):
     before = engine.state_hash()
     with pytest.raises(ps.InputError, match=rf"apply\('user'\): {MESSAGE}"):
         engine.apply({"user": pair})
     assert engine.state_hash() == before
 
 
-@pytest.mark.parametrize("slot", [False, True])
-def test_load_parameters_refuses_masked_arrays(engine, slot):
-    rows = np.ones((ROWS, DIM), np.float32)
-    rows, slots = (rows, masked(rows)) if slot else (masked(rows), rows)
-    before = engine.state_hash()
-    with pytest.raises(ps.UsageError, match=rf"table 'user', {'accumulators' if slot else 'parameters'}: {MESSAGE}"):
-        engine.load_parameters("user", rows, accumulators=slots)
-    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {MESSAGE}"):
-        engine.load_parameters("user", GRADIENTS, ids=masked(IDS), accumulators=GRADIENTS)
+def test_load_parameters_refuses_masked_slots(engine):
+    rows, before = np.ones((ROWS, DIM), np.float32), engine.state_hash()
+    with pytest.raises(ps.UsageError, match=rf"table 'user', accumulators: {MESSAGE}"):
+        engine.load_parameters("user", rows, accumulators=masked(rows))
     assert engine.state_hash() == before
-
-
-def test_accumulators_refuse_masked_arrays():
-    dense, sparse = ps.ConditionalAccumulator(), ps.SparseConditionalAccumulator()
-    for call in (
-        lambda: dense.apply_gradient(masked([1, 2], np.float32)),
-        lambda: dense.apply_gradient([masked([1, 2], np.float32)]),
-        lambda: sparse.apply_gradient(IDS, masked(GRADIENTS)),
-        lambda: sparse.apply_gradient(masked(IDS), GRADIENTS),
-    ):
-        with pytest.raises(ps.InputError, match=MESSAGE):
-            call()
-    assert dense.num_accumulated() == sparse.num_accumulated() == 0
 
 
 WEIGHTS = np.ones(2, np.float32)

@@ -10,7 +10,7 @@ from batches import batch
 from engines import engine_of
 from oracle import adagrad, coalesce
 
-from penstock.core.engine_core import StepObserver
+from penstock.core.observers import StepObserver
 from penstock.model.updates import Adagrad
 
 LR, DIM, WORDS = 0.1, 8, 1083

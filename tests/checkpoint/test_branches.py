@@ -20,15 +20,15 @@ from penstock.base.filesystem import atomic_files
 from penstock.checkpoint import store
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
-from penstock.checkpoint.versions import Version, branch
+from penstock.checkpoint.versions import NamedCommit, branch
 from penstock.cli import main
-from penstock.model.lineage import Lineage, Parent
+from penstock.model.version import Lineage, Parent
 
 STRIDE = 1 if IS_EVIDENCE else 3
 
 
 def branched(folder, new, version=None, **more):
-    return branch(Version.of(folder, version), new, **more)
+    return branch(NamedCommit.of(folder, version), new, **more)
 
 
 def no_links(number, name, args):
@@ -88,10 +88,10 @@ def test_a_branch_names_its_parent_also_in_later_commits(folder):
     parent_digest = Folder(folder).load(2).digests[0]
     saved(folder.parent / "new", range(50, 55), engine=ps.Engine.restore(folder.parent / "new"))
     lineage = Lineage.from_state(Folder(folder.parent / "new").newest().contents["positions"])
-    assert lineage.parent == Parent(None, None, 2, parent_digest)
+    assert lineage.parent == Parent(ps.Version("2"), parent_digest)
     branched(folder.parent / "new", folder.parent / "newer")
     newer = Lineage.from_state(Folder(folder.parent / "newer").newest().contents["positions"])
-    assert newer.parent.lineage == lineage.id
+    assert newer.parent.version.lineage == lineage.id
 
 
 def test_a_branch_writes_its_deltas_to_a_new_file(tmp_path):
@@ -119,10 +119,10 @@ def test_readers_of_one_are_refused_by_a_service_of_the_other(tmp_path, capsys):
     branched(tmp_path / "run", tmp_path / "new")
     with service_of(ps.Engine.restore(tmp_path / "new"), tmp_path / "new", resume=True) as service:
         with client_of(service) as client:
-            assert client.status()["lineage"] != table.lineage
-            assert client.table("user").step == table.step
+            assert client.status().version.lineage != table.version.lineage
+            assert client.table("user").version.step == table.version.step
             with pytest.raises(ps.DeltasGoneError, match="this service's state is another one"):
-                list(client.deltas(table.step, lineage=table.lineage, epoch=table.epoch))
+                list(client.deltas(table.version))
         assert follow(service) == 5
     assert "holds the tables of another job or history" in capsys.readouterr().err
 
@@ -249,8 +249,13 @@ def test_a_store_copies_within_itself(tmp_path, monkeypatch):
     saved(tmp_path / "run", range(3))
     ps.tag(tmp_path / "run", "good", 2)
     expected = ps.Engine.restore(tmp_path / "run", version="good").state_hash()
-    monkeypatch.setattr(HookedStore, "open", lambda self, name: pytest.fail(f"{name} passed through this machine"))
-    monkeypatch.setattr(HookedStore, "read", lambda self, name: (tmp_path / self._path / name).read_bytes())
+    read = HookedStore.open
+
+    def manifests_only(self, name, ahead=True):
+        assert name.endswith((".commit", ".tag")), f"{name} passed through this machine"
+        return read(self, name, ahead)
+
+    monkeypatch.setattr(HookedStore, "open", manifests_only)
     branched(tmp_path / "run", tmp_path / "new", "good")
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "new").state_hash() == expected

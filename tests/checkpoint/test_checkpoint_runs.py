@@ -126,7 +126,8 @@ def test_counters_add_up_over_all_runs(tmp_path):
     engine.run(log, limit=10, checkpoint=tmp_path / "c")
     other = ps.Engine.restore(tmp_path / "c")
     other.run(log, resume=True, checkpoint=tmp_path / "c")
-    assert (other.session.totals.frames, other.session.totals.rows, other.session.totals.steps) == (36, 36 * 40, 12)
+    totals = other.session.ledger.totals
+    assert (totals.frames, totals.rows, totals.steps) == (36, 36 * 40, 12)
 
 
 # ---- where a checkpoint may go

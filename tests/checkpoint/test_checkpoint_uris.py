@@ -9,7 +9,7 @@ from s3_server import SECRET
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.checkpoint.versions import Version, branch, delete_tag
+from penstock.checkpoint.versions import NamedCommit, branch, delete_tag
 from penstock.cli.main import main
 
 NUMBERS = itertools.count()
@@ -99,8 +99,8 @@ def test_tags_and_branches_of_s3(bucket, tmp_path, capsys):
     assert main(["history", bucket.uri, "--table", "user", "--id", "1"]) == main(["log", bucket.uri]) == 0
     assert SECRET not in "".join(capsys.readouterr())
     new = bucket.uri.replace("/a?", "/b?")
-    branch(Version.of(at_half), new)
-    branch(Version.of(new), tmp_path / "local")
+    branch(NamedCommit.of(at_half), new)
+    branch(NamedCommit.of(new), tmp_path / "local")
     for place in (new, tmp_path / "local"):
         restored = ps.Engine.restore(place)
         restored.run(iter(LOG), checkpoint=place, resume=True, flush=True)

@@ -12,7 +12,7 @@ from penstock.checkpoint.incremental import CommitContents, Saved, Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.writer import Ring
-from penstock.core.engine_core import Pushed
+from penstock.core.observers import Pushed
 from penstock.model.frames import NO_FRAMES, Coalesced, SummedArrays
 from penstock.model.stats import Counters
 from penstock.pyx import dirty_bits as kernel
@@ -125,7 +125,7 @@ class Numbers:
 def tiny_blocks(monkeypatch):
     monkeypatch.setattr("penstock.checkpoint.incremental.BLOCK_BYTES", 4 * 4 * 4)
     monkeypatch.setattr("penstock.checkpoint.incremental.ROOM_BYTES", 12 * 4 * 4)
-    monkeypatch.setattr("penstock.checkpoint.incremental.SHARE", 1e9)
+    monkeypatch.setattr("penstock.checkpoint.incremental.COPYING_FRACTION", 1e9)
 
 
 ACTIONS = st.lists(st.one_of(IDS, st.sampled_from(["begin", "advance", "idle", "unknown"])), max_size=30)

@@ -123,7 +123,8 @@ def test_readers_without_the_lock_see_all_of_a_rollback_or_nothing(shared, folde
 
     def read():
         while not ended:
-            rows, step = reader.lookup_tables(ids, True, 60_000)
+            rows = reader.lookup(ids, consistent=True, timeout_ms=60_000)
+            step = rows.version.step
             same = {name: rows[name].tobytes() for name in rows} == wanted
             assert same == (step == 13), step
             steps.append(step)
@@ -134,7 +135,7 @@ def test_readers_without_the_lock_see_all_of_a_rollback_or_nothing(shared, folde
     done = in_thread(read)
     until(lambda: steps)
     engine.rollback("good")
-    absent, _ = reader.lookup_tables({"user": lost}, True, 60_000)
+    absent = reader.lookup({"user": lost}, consistent=True, timeout_ms=60_000)
     assert absent["user"].tobytes() == good.lookup("user", lost).tobytes()
     seen = len(steps)
     until(lambda: len(steps) > seen + 2)
@@ -143,10 +144,10 @@ def test_readers_without_the_lock_see_all_of_a_rollback_or_nothing(shared, folde
     assert {steps[0], steps[-1]} == {12, 13}
     push(engine, range(30, 40))
     push(good, range(30, 40))
-    rows, _ = reader.lookup_tables({"user": good.keys("user")}, True, 60_000)
+    rows = reader.lookup({"user": good.keys("user")}, consistent=True, timeout_ms=60_000)
     assert rows["user"].tobytes() == good.lookup("user", good.keys("user")).tobytes()
     gone = np.setdiff1d(keys, good.keys("user"))
-    absent, _ = reader.lookup_tables({"user": gone}, True, 60_000)
+    absent = reader.lookup({"user": gone}, consistent=True, timeout_ms=60_000)
     assert absent["user"].tobytes() == good.lookup("user", gone).tobytes()
 
 

@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.base.filesystem import atomic_files
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
-from penstock.checkpoint.versions import Version, branch, delete_tag
+from penstock.checkpoint.versions import NamedCommit, branch, delete_tag
 
 NAMES = ("a", "b", "c.d")
 LENGTH = 24
@@ -112,7 +112,7 @@ class History:
         """A tag or the step of a commit, and the commit that it names."""
         names = [*line.tags, *(Folder(line.folder).load(number).step for number in Folder(line.folder).numbers())]
         name = self.random.choice(names)
-        return name, Version.of(line.folder, name).load()
+        return name, NamedCommit.of(line.folder, name).load()
 
     def roll_back(self, line, fault=None):
         """Roll the engine back, train on in half of the cases, and commit."""
@@ -148,7 +148,7 @@ class History:
     def tag(self, line, fault=None, move=False):
         folder, name = Folder(line.folder), self.random.choice(NAMES)
         commit = folder.load(self.random.choice(folder.numbers()))
-        newest_of_step = Version.of(line.folder, commit.step).load()
+        newest_of_step = NamedCommit.of(line.folder, commit.step).load()
         with suppress(ps.UsageError):  # the name is taken
             ended = self.ends_early(fault, lambda: ps.tag(line.folder, name, commit.step, move=move))
             now = folder.tag(name)
@@ -175,7 +175,7 @@ class History:
 
     def start_branch(self, line, fault=None):
         new, version = self.place / str(len(self.lines)), self.random.choice([None, *sorted(line.tags)])
-        self.ends_early(fault, lambda: branch(Version.of(line.folder, version), new))
+        self.ends_early(fault, lambda: branch(NamedCommit.of(line.folder, version), new))
         if Folder(new).numbers():
             self.lines.append(Line(new, ps.Engine.restore(new)))
             digests = Folder(line.folder).newest().digests if version is None else line.tags[version]

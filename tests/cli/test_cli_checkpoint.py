@@ -13,7 +13,6 @@ from limits import HANG_S, until
 import penstock as ps
 from penstock.checkpoint.store import Folder
 from penstock.cli import main
-from penstock.core import pipeline
 
 CONFIG = config_of()
 
@@ -41,17 +40,6 @@ def test_the_same_command_starts_resumes_and_finishes_a_run(replay, tmp_path):
     assert (second["skipped"], second["frames"], second["state_hash"]) == (10, 26, whole["state_hash"])
     third = replay(*line)
     assert (third["skipped"], third["frames"], third["state_hash"]) == (36, 0, whole["state_hash"])
-
-
-def test_other_threads_and_devices_end_with_the_same_bits(replay, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "ROWS_WORTH_SPLITTING", 1)  # so that frames are summed in parts
-    whole = replay("--flush", "--seed", 3, "--threads", 1, "--devices", 1)
-    for number, (first, second, third) in enumerate([((1, 1), (4, 3), (2, 8)), ((4, 8), (1, 2), (3, 1))]):
-        line = ["--seed", 3, "--checkpoint", tmp_path / str(number), "--every", 2, "--resume"]
-        replay(*line, "--limit", 10, "--threads", first[0], "--devices", first[1])
-        replay(*line, "--limit", 23, "--threads", second[0], "--devices", second[1])
-        last = replay(*line, "--flush", "--threads", third[0], "--devices", third[1])
-        assert (last["skipped"], last["state_hash"]) == (23, whole["state_hash"])
 
 
 @pytest.mark.parametrize("flag", [["--every", "3"], ["--resume"]])

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +13,6 @@ from checkpoints import LOG, config_of, engine_of
 from cli import COMMAND
 from deltas import bytes_of, example
 from ipc import write
-from limits import HANG_S, until
 
 from penstock.cli import main
 
@@ -105,23 +102,3 @@ def test_a_broken_pipe_of_deltas_is_one_line(config, log, tmp_path, capsys):
     assert replay(config, log, "--deltas", pipe) == 6
     reader.join()
     assert capsys.readouterr().err == f"penstock: {pipe}: cannot write: broken pipe; its reader has closed it\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_and_resumed_replay_writes_every_delta_once(config, log, tmp_path, number):
-    pipe, folder, deltas = tmp_path / "pipe", tmp_path / "c", tmp_path / "d.arrows"
-    os.mkfifo(pipe)
-    flags = ["--num-required", "3", "--checkpoint", str(folder), "--every", "2", "--resume", "--deltas", str(deltas)]
-    process = subprocess.Popen([*COMMAND, "replay", config, pipe, *flags])
-    with open(pipe, "wb", buffering=0) as feed:
-        stream = pa.ipc.new_stream(feed, LOG[0].schema)
-        for frame in LOG[:25]:
-            stream.write_batch(frame)
-        until(lambda: list(folder.glob("*.commit")))
-        process.send_signal(number)
-        code = process.wait(HANG_S)
-    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
-    assert deltas.exists() == (code == 130)
-    assert main(["replay", str(config), log, *flags]) == 0
-    assert bytes_of(batches_of(deltas)) == wanted()
-    shutil.rmtree(folder)

@@ -1,7 +1,6 @@
 """``export``, ``diff`` and ``inspect``: what a checkpoint holds, out of it and compared."""
 
 import re
-import sys
 
 import numpy as np
 import pyarrow.parquet
@@ -12,7 +11,6 @@ from cli import outcome
 from ipc import write
 
 import penstock as ps
-from penstock.contrib.formats.orbax_checkpoint import save_tree
 
 
 @pytest.fixture
@@ -30,48 +28,6 @@ def test_export_writes_the_tables_of_out(saved, tmp_path, capsys):
     for path in engine.write_tables(tmp_path / "written"):
         table = pyarrow.parquet.read_table(tmp_path / "exported" / path.name)
         assert table.equals(pyarrow.parquet.read_table(path), check_metadata=True)
-
-
-def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
-    safetensors = pytest.importorskip("safetensors.numpy")
-    folder, engine = saved
-    assert outcome(capsys, "export", folder, tmp_path / "t.safetensors", "--format", "safetensors")[0] == 0
-    tensors = safetensors.load_file(tmp_path / "t.safetensors")
-    assert set(tensors) == {"user/parameters", "user/accumulators", "item/parameters"}
-    assert tensors["user/accumulators"].tobytes() == engine.retrieve_parameters("user")["accumulators"].tobytes()
-
-
-def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
-    folder, engine = saved
-    assert outcome(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 0
-    assert outcome(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 2  # it is there already
-    other = engine_of()
-    other.read_tables(tmp_path / "o")
-    for name in ("user", "item"):
-        for key, rows in engine.retrieve_parameters(name).items():
-            assert other.retrieve_parameters(name)[key].tobytes() == rows.tobytes()
-
-
-def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
-    rows = np.zeros((3, 2), np.float32)
-    for number, (tree, problem) in enumerate(
-        [
-            ({"user": {"parameters": rows}}, "table 'user', parameters: 'user/parameters': expected shape"),
-            ({"u": {"x": rows}}, "no weights of table 'user'"),
-        ]
-    ):
-        save_tree(tmp_path / str(number), tree)
-        with pytest.raises(ps.InputError, match=problem):
-            engine_of().read_tables(tmp_path / str(number))
-
-
-def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    code, result, _ = outcome(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
-    assert code == 2
-    assert "pip install 'penstock[orbax]'" in result["error"]
 
 
 def test_diff_of_equal_states_in_checkpoint_and_tables_is_empty(saved, tmp_path, capsys):

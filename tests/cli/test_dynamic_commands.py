@@ -89,17 +89,6 @@ def test_inspect_names_dynamic_tables(tmp_path, call):
     assert text.endswith(", Adagrad, dynamic\n")
 
 
-def test_export_to_safetensors_has_the_keys(tmp_path, call):
-    pytest.importorskip("safetensors")
-    from safetensors.numpy import load_file
-
-    engine = saved(tmp_path)
-    call(0, "export", tmp_path / "run", tmp_path / "all.safetensors", "--format", "safetensors")
-    tensors = load_file(tmp_path / "all.safetensors")
-    assert tensors["user/keys"].tolist() == engine.keys("user").to_pylist()
-    np.testing.assert_array_equal(tensors["user/parameters"], engine.lookup("user", tensors["user/keys"]))
-
-
 def test_expired_keys_that_wait_for_their_sweep_are_not_exported(tmp_path, call):
     engine = engine_of(ps.Dynamic(expire_after=1), rows=8)
     engine.run([log_of([[1], [2], [2], [2]])], checkpoint=tmp_path / "run")

@@ -76,12 +76,6 @@ def test_a_replay_and_a_service_need_neither(replay):
     subprocess.run([sys.executable, "-c", code("demo", "--dir", f"{replay[1]}-demo")], check=True, capture_output=True)
 
 
-def test_a_job_needs_neither():
-    pytest.importorskip("ray")
-    words = "import penstock.contrib.ray.job, penstock.cli.serve"
-    subprocess.run([sys.executable, "-c", code("--version") + f"; {words}"], check=True, capture_output=True)
-
-
 def test_a_missing_library_that_every_engine_needs_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)  # importing it raises ModuleNotFoundError
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from cli import TWO_TABLES, frame, started
+from ipc import write
 from limits import until
 from services import Process
 
@@ -32,9 +32,7 @@ def run(tmp_path, config):
     """run(commands…): runs them in one process without jax, in a folder with a log, a configuration, and placed ones"""
     batches = [frame(step, table=["user", "item", "user", "item"], worker=step) for step in range(6)]
     for name, part in (("log.arrows", batches), ("begin.arrows", batches[:3])):
-        with pa.ipc.new_stream(tmp_path / name, batches[0].schema) as stream:
-            for batch in part:
-                stream.write_batch(batch)
+        write(tmp_path / name, part)
     for placement, settings in (("HOST", ""), ("CACHED", "device_bytes: 200")):
         text = f"tpu_embedding_configuration {{ {config.read_text()} }}\n"
         text += f'table {{ name: "user" placement {{ where: {placement} {settings} }} }}\n'

@@ -8,9 +8,6 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from penstock.base.errors import UsageError
-from penstock.io.synth import SynthOptions
-
 command_line = importlib.import_module("penstock.cli.main")
 
 
@@ -96,11 +93,6 @@ def test_flags_that_cannot_be_parsed_are_one_line_and_exit_code_2(tmp_path, pens
 def test_dense_ids_cannot_churn(tmp_path, penstock, capsys):
     assert penstock(["synth", str(tmp_path / "log.arrows"), "--churn", "0.5"]) == 2
     assert "--churn: dense ids cannot be replaced; add --ids hashed" in capsys.readouterr().err
-
-
-def test_an_unknown_distribution_is_refused_in_python_too():
-    with pytest.raises(UsageError, match="--distribution: expected one of zipf, uniform, dlrm, got 'pareto'"):
-        SynthOptions(distribution="pareto")
 
 
 @pytest.mark.parametrize("name", ["-", "log.pbtxt", "log.csv", "pipe"])

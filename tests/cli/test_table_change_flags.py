@@ -3,8 +3,6 @@
 from functools import partial
 
 import engines
-import numpy as np
-import pyarrow as pa
 import pytest
 from cli import SGD, frame, table
 from ipc import write
@@ -32,9 +30,9 @@ def checkpoint(config, tmp_path, call):
     return folder, log
 
 
-def replay(call, config, checkpoint, *flags, code=0, logs=(), command="replay"):
+def replay(call, config, checkpoint, *flags, code=0, logs=()):
     folder, log = checkpoint
-    text, report = call(code, command, config, log, *logs, "--checkpoint", folder, "--resume", *flags)
+    text, report = call(code, "replay", config, log, *logs, "--checkpoint", folder, "--resume", *flags)
     return text if code else report
 
 
@@ -52,31 +50,6 @@ def test_each_change_needs_its_flag_and_the_same_command_again_changes_nothing(c
     again = replay(call, config, checkpoint, *CHANGED, logs=logs)
     assert (first["skipped"], first["steps"]) == (4, 3)
     assert (again["skipped"], again["state_hash"]) == (7, first["state_hash"])
-
-
-def test_the_hash_is_that_of_tables_that_were_changed_by_hand(checkpoint, config, tmp_path, call):
-    call(0, "export", checkpoint[0], tmp_path / "t", "--format", "parquet")
-    config.write_text(text_of(MEMBER, AD))
-    report = replay(call, config, checkpoint, *CHANGED, logs=[write(tmp_path / "new.arrows", NEW)])
-    (tmp_path / "t" / "user.parquet").rename(tmp_path / "t" / "member.parquet")
-    engine = ps.Engine(ps.EmbeddingConfig.load(config))
-    engine.read_tables(tmp_path / "t", new_tables=True)
-    engine.gate.set_global_step(4)
-    engine.run(iter(NEW))
-    assert engine.state_hash() == report["state_hash"]
-
-
-@pytest.mark.parametrize("passes", ["1", "3"])
-def test_passes_change_tables_as_one_run_does(passes, checkpoint, config, tmp_path, call):
-    config.write_text(text_of(MEMBER, AD))
-    logs, copy = [write(tmp_path / "new.arrows", NEW)], tmp_path / "copy"
-    call(0, "branch", checkpoint[0], copy, "--at", "4")
-    whole = replay(call, config, checkpoint, *CHANGED, "--out", tmp_path / "1", logs=logs)
-    in_passes = (*CHANGED, "--passes", passes, "--out", tmp_path / "2")
-    for skipped in (4, 7):
-        report = replay(call, config, (copy, checkpoint[1]), *in_passes, logs=logs, command="passes")
-        assert (report["skipped"], report["state_hash"]) == (skipped, whole["state_hash"])
-    assert call(0, "diff", tmp_path / "1", tmp_path / "2")[1]["equal"]
 
 
 def test_another_dim_and_another_optimizer_have_flags(checkpoint, config, call):
@@ -118,7 +91,6 @@ def test_a_table_that_differs_in_more_than_its_optimizer_starts_anew(tmp_path):
     [
         (["--rename", "user"], "--rename user: expected OLD=NEW"),
         (["--rename", "a=b", "--rename", "a=c"], "--rename a: given twice, as 'b' and as 'c'"),
-        (["--drop-table", "a", "--reset-table", "a"], "table 'a': has 2 changes of tables"),
     ],
 )
 def test_flags_that_contradict_each_other_are_exit_2(flags, line, checkpoint, config, call):
@@ -196,12 +168,3 @@ def test_a_table_that_becomes_dynamic_may_be_renamed_too(checkpoint, config, cal
     after = ps.Engine.restore(checkpoint[0])
     assert after.keys("member").to_pylist() == [1, 2, 3]
     assert after.lookup("member", [1, 2, 3]).tobytes() == before.lookup("user", [1, 2, 3]).tobytes()
-
-
-def test_a_stream_of_deltas_over_a_change_has_the_rows_of_new_tables(checkpoint, config, tmp_path, call):
-    config.write_text(text_of(MEMBER, AD))
-    logs = [write(tmp_path / "new.arrows", NEW)]
-    replay(call, config, checkpoint, *CHANGED, "--deltas", tmp_path / "d", logs=logs)
-    with pa.ipc.open_stream(tmp_path / "d") as stream:
-        steps = np.concatenate([each["step"].to_numpy() for each in stream])
-    assert sorted(set(steps.tolist())) == [5, 6, 7]

@@ -61,7 +61,6 @@ FILES = {
     "Arrow": (as_arrow(lambda out: pa.feather.write_feather(TABLE, out)), "an Arrow IPC file; write it as Parquet"),
     "msgpack": (b"\x82\xa6params\x81\xa4user", "a msgpack file, such as those of flax.serialization; save its arrays"),
     "GGUF": (b"GGUF\x03\x00\x00\x00", "a GGUF file; export its tensors as safetensors"),
-    "TorchScript": (zipped(**{"m/data.pkl": b".", "m/version": b"3", "m/constants.pkl": b"."}), "torch"),
 }
 
 
@@ -69,9 +68,6 @@ FILES = {
 def test_a_file_is_refused_with_the_name_of_its_format(tmp_path, config, refused, kind):
     content, problem = FILES[kind]
     (tmp_path / "source").write_bytes(content)
-    if kind == "TorchScript":
-        pytest.importorskip("torch")
-        problem = "a TorchScript archive, of torch.jit.save; save its state_dict: torch.save(torch.jit.load("
     line = refused(3, "import", tmp_path / "source", tmp_path / "c", "--config", config)
     assert f"source: {problem}" in line
     assert "damaged" not in line

@@ -33,10 +33,10 @@ def test_tag_log_and_branch_print_what_they_did(folder, call):
         (1, 1, []),
     ]
     text, result = call(0, "branch", folder, "new", "--at", "good")
-    assert text == f"branched  new: step 2, commit 2 of run\nlineage   {result['lineage']}\n"
+    assert text == f"branched  new: step 2, commit 2 of run\nversion   {result['version']}\n"
     text, branch = call(0, "log", "new")
-    assert "branch of lineage (none) at step 2\n" in text
-    assert (branch["lineage"], branch["parent"]["step"]) == (result["lineage"], 2)
+    assert "branch of version 2\n" in text
+    assert (branch["version"], branch["parent"]["version"]) == (result["version"], "2")
     assert call(0, "tag", folder, "--delete", "good")[0] == "deleted   good\n"
     assert call(0, "log", folder)[1]["tags"] == []
 

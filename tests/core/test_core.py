@@ -7,7 +7,7 @@ import pytest
 from engines import engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.core.engine_core import EVERY_STEP, NO_LIMIT, StepObserver
+from penstock.core.observers import EVERY_STEP, NO_LIMIT, StepObserver
 
 
 def apply(engine, ids, local_step=None):

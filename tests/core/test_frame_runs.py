@@ -1,29 +1,24 @@
 """Frames that pass in runs give what they give one by one, for any batches, limits and observers."""
 
 import itertools
-import re
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from ipc import write
 
 import penstock as ps
 from penstock.base import interrupts
 from penstock.base.errors import InputError
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.core.engine_core import EngineCore, StepObserver
+from penstock.core.observers import StepObserver
 from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD
 from penstock.io.decoding.reader import joined
 from penstock.model.frames import Frame, FrameRun
 from penstock.pyx.gradient_blocks import GradientBlocks
 
 ROWS, DIM = 20, 2
-OPTIMIZERS = {"adagrad": ps.Adagrad, "sgd": ps.SGD, "adam": ps.Adam}
 
 
 class EveryStep(StepObserver):
@@ -36,8 +31,8 @@ class EveryStep(StepObserver):
         self.steps += len(pushed.seconds)
 
 
-def engine_of(one_by_one=False, optimizer="adagrad", **arguments):
-    table = ps.TableConfig(ROWS, DIM, optimizer=OPTIMIZERS[optimizer](0.1), name="t")
+def engine_of(one_by_one=False, **arguments):
+    table = ps.TableConfig(ROWS, DIM, optimizer=ps.Adagrad(0.1), name="t")
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), **arguments)
     if one_by_one:
         engine.observer = EveryStep()  # the core does not keep it alive
@@ -45,16 +40,11 @@ def engine_of(one_by_one=False, optimizer="adagrad", **arguments):
     return engine
 
 
-def log_of(sizes, steps=None, seed=0, **spoilt):
-    """Frames of these sizes as one batch. steps : of the frames; spoilt : row → id or a value of its gradient"""
+def log_of(sizes, seed=0):
+    """Frames of these sizes as one batch."""
     rng, rows = np.random.default_rng(seed), sum(sizes)
     ids, values = rng.integers(0, ROWS, rows), rng.standard_normal((rows, DIM)).astype(np.float32)
-    for row, bad_id in spoilt.get("ids", {}).items():
-        ids[row % rows] = bad_id
-    for row, value in spoilt.get("values", {}).items():
-        values[row % rows, 0] = value
-    steps = range(len(sizes)) if steps is None else steps
-    return batch(ids, values, DIM, step=pa.array(np.repeat(np.array(steps, np.int64), sizes)))
+    return batch(ids, values, DIM, step=pa.array(np.repeat(np.arange(len(sizes)), sizes)))
 
 
 def cut(whole, cuts):
@@ -71,85 +61,28 @@ def state_of(engine):
 
 
 def counted(report):
-    """A report without times, sizes of memory, and the source and the batch that have the first bad row."""
-    plain = report.to_dict() | dict.fromkeys(("seconds", "rows_per_s", "held_bytes"))
-    return plain | {"notes": sorted(re.sub(r"\S+: batch \d+, row \d+", "", note) for note in plain["notes"])}
+    """A report without times and sizes of memory."""
+    return report.to_dict() | dict.fromkeys(("seconds", "rows_per_s", "held_bytes"))
 
 
-def outcome(batches, one_by_one, num_required=1, reduction="mean", optimizer="adagrad", threads=1, **options):
-    engine = engine_of(one_by_one, optimizer, num_required=num_required, reduction=reduction, threads=threads)
-    try:
-        report = counted(engine.run(batches, **options))
-    except InputError as error:
-        report = (error.column, error.reason, error.problem)
-    return state_of(engine), report
-
-
-@pytest.fixture
-def passed(monkeypatch):
-    """The numbers of frames that passed together."""
-    numbers, push_native = [], EngineCore._push_native
-
-    def push(self, *arguments):
-        pushed = push_native(self, *arguments)
-        numbers.append(0 if pushed is None else pushed.num_frames)
-        return pushed
-
-    monkeypatch.setattr(EngineCore, "_push_native", push)
-    return numbers
-
-
-SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=14)
-CUTS = st.lists(st.integers(0, 60), max_size=6)
-
-
-@given(
-    SIZES,
-    CUTS,
-    st.none() | st.lists(st.integers(0, 9), min_size=14, max_size=14),
-    st.dictionaries(st.integers(0, 60), st.sampled_from([-1, ROWS, 1 << 50]), max_size=1),
-    st.dictionaries(st.integers(0, 60), st.sampled_from([np.nan, np.inf]), max_size=1),
-    st.fixed_dictionaries(
-        {
-            "num_required": st.integers(1, 3),
-            "reduction": st.sampled_from(["mean", "sum"]),
-            "optimizer": st.sampled_from([*OPTIMIZERS]),
-            "on_bad_row": st.sampled_from(["error", "drop"]),
-            "limit": st.none() | st.integers(0, 12),
-            "flush": st.booleans(),
-            "contribution_rows": st.sampled_from([None, None, 2]),
-        }
-    ),
-)
-@settings(deadline=None)
-def test_any_batches_of_a_log_give_what_its_frames_give_one_by_one(sizes, cuts, steps, ids, values, options):
-    steps = None if steps is None else steps[: len(sizes)]
-    if steps is not None and any(a == b for a, b in itertools.pairwise(steps)):
-        steps = [2 * step + number % 2 for number, step in enumerate(steps)]  # neighbours are frames of their own
-    log = log_of(sizes, steps, ids=ids, values=values)
-    wanted = outcome([log], True, **options)
-    for batches in ([log], cut(log, cuts), [log.slice(row, 1) for row in range(log.num_rows)]):
-        assert outcome(iter(batches), False, **options) == wanted
-        assert outcome(batches, False, **options) == wanted  # read ahead: nothing has to be waited for
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "log.arrows"
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, log.schema) as stream:
-                for each in batches:
-                    stream.write_batch(each)
-            assert outcome(path, False, **options) == wanted  # batches are read at once
+def left_by(batches, one_by_one, **options):
+    """The state after a run."""
+    engine = engine_of(one_by_one, threads=1)
+    engine.run(batches, **options)
+    return state_of(engine)
 
 
 def test_a_batch_of_many_frames_passes_as_a_whole(passed):
-    outcome(iter([log_of([3] * 1000)]), False)
+    left_by(iter([log_of([3] * 1000)]), False)
     assert passed == [999, 1]  # the last frame might have continued
 
 
 def test_batches_that_are_frames_are_runs_of_one_frame(passed):
     log = log_of([3] * 5).drop_columns(["step"])
     batches = [log.slice(row, 3) for row in range(0, 15, 3)]
-    outcome(iter(batches), False)
+    left_by(iter(batches), False)
     assert passed == [1] * 5
-    outcome(batches, False)
+    left_by(batches, False)
     assert passed[5:] == [5]  # which need not be waited for, so that they pass together
 
 
@@ -157,8 +90,7 @@ def test_batches_that_are_frames_are_runs_of_one_frame(passed):
 def test_files_without_a_step_follow_files_with_one(tmp_path, steps):
     logs = [log_of([2, 1, 1]), log_of([2] * 20, seed=1).drop_columns(["step"])][:: 1 if steps else -1]
     for number, log in enumerate(logs):
-        with pa.OSFile(str(tmp_path / f"{number}.arrows"), "wb") as file, pa.ipc.new_stream(file, log.schema) as stream:
-            stream.write(log)
+        write(tmp_path / f"{number}.arrows", [log])
     engine, other = engine_of(), engine_of()
     report = engine.run(tmp_path, contribution_rows=4)
     for log in logs:  # the end of a source ends its frame, and a change of the step does so too
@@ -191,19 +123,6 @@ def test_a_damaged_batch_is_reported_after_the_frames_before_it():
     assert (engine.global_step, engine.session.positions.num_frames) == (3, 3)
 
 
-def test_quarantined_rows_and_what_is_left_are_those_frame_by_frame(tmp_path):
-    log = log_of([1, 4, 2, 3, 5, 1, 1, 2] * 3, ids={3: -1, 4: ROWS, 30: 1 << 40}, values={17: np.nan, 31: np.inf})
-    states, rows = [], []
-    for number, (one_by_one, batches) in enumerate([(True, [log]), (False, [log]), (False, cut(log, [4, 18, 30]))]):
-        file = tmp_path / f"{number}.arrow"
-        states.append(outcome(batches, one_by_one, on_bad_row=f"quarantine={file}"))
-        table = pa.ipc.open_file(file).read_all().drop_columns(["batch", "row_index"])
-        rows.append(repr(table.to_pylist()))  # NaN is not equal to itself
-    assert states[0] == states[1] == states[2]
-    assert rows[0] == rows[1] == rows[2]
-    assert states[0][1]["dropped"] == {"id_out_of_range": 3, "gradient_not_finite": 2}
-
-
 def test_an_observer_that_needs_every_step_gets_every_step():
     engine = engine_of(one_by_one=True)
     engine.run(iter([log_of([2] * 50)]))
@@ -231,33 +150,6 @@ def test_deltas_are_cut_where_they_are_cut_frame_by_frame(tmp_path, options, num
     assert staged == [{name: row[name] for name in staged[0]} for row in contents[0]]
 
 
-@pytest.fixture
-def begun(monkeypatch):
-    """The steps at which commits begin, each of which is durable at once."""
-    steps, begin = [], CommitSession.begin
-
-    def begin_at(self):
-        begin(self)
-        steps.append(self._core.global_step)
-        self._notified(self._saver.finish)
-
-    monkeypatch.setattr(CommitSession, "begin", begin_at)
-    return steps
-
-
-@pytest.mark.parametrize("num_required", [1, 2])
-def test_commits_are_made_in_the_middle_of_a_batch(tmp_path, begun, num_required):
-    log, states = log_of([2] * 30), []
-    for number, batches in enumerate([[log], [log], cut(log, [7, 8, 33])]):
-        engine = engine_of(number == 0, num_required=num_required)
-        engine.run(iter(batches), checkpoint=tmp_path / str(number), every=4, keep=100)
-        restored = ps.Engine.restore(tmp_path / str(number))
-        states.append((state_of(engine), state_of(restored), list(begun)))
-        begun.clear()
-    assert states[0] == states[1] == states[2]
-    assert states[0][2][:3] == [4, 8, 12]
-
-
 def test_a_commit_has_no_frame_after_the_one_that_made_it_due(tmp_path, monkeypatch):
     begin, gates = CommitSession.begin, []
 
@@ -274,18 +166,7 @@ def test_a_commit_has_no_frame_after_the_one_that_made_it_due(tmp_path, monkeypa
 def test_a_commit_in_flight_has_the_rows_of_its_step(tmp_path):
     log = log_of([2] * 200)
     engine_of().run(iter([log]), checkpoint=tmp_path, every=1, keep=500)
-    assert state_of(ps.Engine.restore(tmp_path)) == outcome([log], True, checkpoint=tmp_path / "other")[0]
-
-
-@pytest.mark.parametrize("limit", [0, 1, 6, 19, 20])
-def test_a_resumed_run_continues_in_the_middle_of_a_batch(tmp_path, limit):
-    log = log_of([1, 2, 3, 2] * 5)
-    for one_by_one in (True, False):
-        folder = tmp_path / str(one_by_one)
-        engine_of(one_by_one).run(iter([log]), limit=limit, checkpoint=folder)
-        engine = ps.Engine.restore(folder)
-        engine.run(iter(cut(log, [9])), resume=True, checkpoint=folder)
-        assert state_of(engine) == outcome([log], True, checkpoint=tmp_path / f"{one_by_one}-whole")[0]
+    assert state_of(ps.Engine.restore(tmp_path)) == left_by([log], True, checkpoint=tmp_path / "other")
 
 
 def test_an_interrupt_comes_between_two_frames_and_every_whole_frame_is_committed(tmp_path, monkeypatch):
@@ -305,31 +186,12 @@ def test_an_interrupt_comes_between_two_frames_and_every_whole_frame_is_committe
     assert state_of(restored) == state_of(engine)
     assert restored.session.positions.num_frames == engine.global_step
     restored.run(iter([log]), resume=True, checkpoint=tmp_path)
-    assert state_of(restored) == outcome([log], True, checkpoint=tmp_path / "whole")[0]
-
-
-def rates_of(rates):
-    table = ps.TableConfig(ROWS, DIM, optimizer=ps.SGD(rates), name="t")
-    return ps.EmbeddingConfig.from_tables([table])
-
-
-def test_every_step_has_the_rate_of_its_schedule(passed):
-    log, steps = log_of([2] * 9), []
-
-    def schedule(step):
-        steps.append(step)
-        return 0.5 / (1 + step)
-
-    engine, other = ps.Engine(rates_of(schedule)), ps.Engine(rates_of(schedule))
-    engine.run(iter([log]))
-    other.run(iter([log.slice(row, 1) for row in range(18)]))
-    assert steps == 2 * list(range(9))
-    assert engine.state_hash() == other.state_hash()
-    assert set(passed) == {0}
+    assert state_of(restored) == left_by([log], True, checkpoint=tmp_path / "whole")
 
 
 def test_constant_rates_of_tags_let_runs_pass(passed):
-    config = rates_of(ps.DynamicLearningRate(0))
+    table = ps.TableConfig(ROWS, DIM, optimizer=ps.SGD(ps.DynamicLearningRate(0)), name="t")
+    config = ps.EmbeddingConfig.from_tables([table])
     engine, other = ps.Engine(config), ps.Engine(config)
     other.observer = EveryStep()
     other.core.observe(other.observer)
@@ -361,7 +223,7 @@ def test_no_memory_for_a_run_leaves_its_frames_to_be_pushed_one_by_one(monkeypat
     log, engine = log_of([2] * 9), engine_of()
     monkeypatch.setitem(engine.core._frame_steps, "t", Full())
     engine.run(iter([log]))
-    assert state_of(engine) == outcome([log], True)[0]
+    assert state_of(engine) == left_by([log], True)
 
 
 @pytest.mark.parametrize("optimizer", [ps.Adam(0.1, lazy_adam=False), ps.Adagrad(0.1, use_gradient_accumulation=False)])
@@ -374,13 +236,3 @@ def test_tables_that_every_step_concerns_take_the_longer_way(passed, optimizer):
         engines[1].run(iter([log.slice(row, 2)]))
     assert engines[0].state_hash() == engines[1].state_hash()
     assert set(passed) == {0}
-
-
-def test_telemetry_counts_steps_and_updated_rows_of_runs():
-    log = log_of([2] * 9)
-    engine, other = engine_of(), engine_of(one_by_one=True)
-    for each in (engine, other):
-        each.run(iter([log]))
-    for name in ("num_steps", "updated"):
-        assert getattr(engine.watch, name) == getattr(other.watch, name)
-    assert len(engine.watch.recent_s) == len(other.watch.recent_s)

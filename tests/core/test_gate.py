@@ -1,6 +1,5 @@
 """The gate by itself, and the engine's gate with frames from several threads."""
 
-import inspect
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from engines import frame, zeroed
 from limits import HANG_S, in_thread
 
 import penstock as ps
-from penstock.core.gate import Gate
+from penstock.contrib.accumulators.taker_gate import TakerGate
 from penstock.model.frames import MAX_CONTRIBUTORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,23 +31,23 @@ def test_a_frame_that_cannot_be_added_is_not_counted():
     def fail():
         raise MemoryError
 
-    gate = Gate()
+    gate = TakerGate()
     with pytest.raises(MemoryError):
         gate.admit(None, fail, "a")
-    assert gate.explain() == "0 frames in; global step 0"
+    assert gate.explain() == "0 gradients in; global step 0; no taker is waiting"
 
 
 def test_callbacks_inside_the_gate_may_read_and_not_change_it():
-    gate, seen = Gate(), []
+    gate, seen = TakerGate(), []
     gate.admit(None, lambda: seen.append(gate.explain()))
-    assert seen == ["0 frames in; global step 0"]
+    assert seen == ["0 gradients in; global step 0; no taker is waiting"]
     with pytest.raises(ps.UsageError, match="cannot be changed by what runs inside"):
         gate.admit(None, lambda: gate.admit(None, nothing))
     assert gate.num_accumulated == 1
 
 
 def test_counts_of_a_service_that_never_ends_stay_small():
-    gate = Gate(global_step=10**9)
+    gate = TakerGate(global_step=10**9)
     for number in range(3 * MAX_CONTRIBUTORS):
         gate.admit(number, nothing, number)
     stale = gate.stale
@@ -110,18 +109,6 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
     assert [report.frames for report in reports] == [25, 25]
     assert engine.global_step == -(-5 * 25 // num_required)
     assert len(looks) == 20
-
-
-def test_push_applies_a_frame():
-    engine = engine_of()
-    engine.apply({"t": ([1], [[2.0, 2.0]])}, local_step=0, contributor="a")
-    assert engine.lookup("t", [1]).tolist() == [[-2, -2]]
-    assert not engine.apply({"t": ([1], [[2.0, 2.0]])}, local_step=-3, contributor="a")
-    assert (engine.gate.stale.by_contributor, engine.gate.stale.by_lateness) == ({"a": 1}, {4: 1})
-    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
-        engine.apply({"t": ([50], [[2.0, 2.0]])})
-    with pytest.raises(ps.UsageError, match="no dynamic tags"):
-        engine.apply({"t": ([1], [[2.0, 2.0]])}, learning_rates={0: 1.0})
 
 
 @pytest.mark.parametrize("step", ["a", 1.5, None, 2**63])
@@ -216,12 +203,3 @@ def test_the_example_of_synchronous_replicas_equals_the_sequential_computation()
     assert (done.returncode, done.stderr) == (0, "")
     assert "12 steps, 16 stale frames" in done.stdout
     assert "the tables equal those of the sequential computation" in done.stdout
-
-
-def test_apply_takes_all_arguments_but_the_first_by_keyword():
-    engine = engine_of()
-    expected = {"gradients": "POSITIONAL_OR_KEYWORD", "local_step": "KEYWORD_ONLY", "learning_rates": "KEYWORD_ONLY"}
-    expected |= {"contributor": "KEYWORD_ONLY", "time": "KEYWORD_ONLY"}
-    assert {name: each.kind.name for name, each in inspect.signature(engine.apply).parameters.items()} == expected
-    with pytest.raises(TypeError, match="positional"):
-        engine.apply({"t": ([1], [[2.0, 2.0]])}, 0)

@@ -9,7 +9,7 @@ from penstock.core.gate import Gate
 AGAIN_S = 0.05  # the interrupt comes again where a callback of the garbage collector swallowed it
 
 
-def test_an_interrupt_anywhere_in_admit_leaves_the_gate_usable():
+def test_an_interrupt_anywhere_in_a_change_leaves_the_gate_usable():
     gate, caught = Gate(1 << 60), 0
 
     def interrupt(*_):
@@ -21,11 +21,11 @@ def test_an_interrupt_anywhere_in_admit_leaves_the_gate_usable():
             try:
                 signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6, AGAIN_S)
                 while True:
-                    gate.admit(None, lambda: None)
+                    gate.change(gate.count_contribution, None)
             except KeyboardInterrupt:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 caught += 1
-            assert in_thread(lambda: gate.admit(None, lambda: None))()
+            assert in_thread(lambda: gate.change(gate.count_contribution, None) is None)()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

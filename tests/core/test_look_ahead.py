@@ -335,7 +335,7 @@ def test_progress_and_first_bad_rows_belong_to_applied_frames(monkeypatch, tmp_p
     fractions = [fraction for _, fraction, _ in seen]
     assert fractions == sorted(fractions)
     assert fractions[0] < 0.2
-    assert engine.watch.share() == 1.0
+    assert engine.watch.fraction() == 1.0
     assert any("600" in note for note in report.notes)
 
 

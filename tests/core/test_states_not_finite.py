@@ -90,7 +90,7 @@ def test_a_checkpoint_keeps_the_count_and_the_rows(tmp_path):
     assert rows_not_finite(engine) == {3, 7}
     report = engine.run(log, resume=True, **options)
     assert (report.not_finite, report.first_not_finite) == (1, "table 't', id 9")
-    totals = ps.Engine.restore(tmp_path / "ck").session.totals
+    totals = ps.Engine.restore(tmp_path / "ck").session.ledger.totals
     assert (totals.not_finite, totals.first_not_finite) == (3, "table 't', id 3")
 
 

@@ -14,13 +14,13 @@ def example():
 @pytest.mark.parametrize("dense_part", ["plain", "optax"])
 def test_the_two_tower_example_learns_and_equals_its_dense_reference(example, dense_part):
     if dense_part == "plain":
-        example.optax = None
+        example.optax, example.STEPS = None, 100
     else:
         pytest.importorskip("optax", reason="the extra 'examples' is not installed")
     losses, reference, apart = example.train()
-    assert len(losses) == 300
+    assert len(losses) == example.STEPS
     assert np.mean(losses[:20]) > 0.65  # guessing: 0.69
-    assert np.mean(losses[-20:]) < 0.15
+    assert np.mean(losses[-20:]) < (0.3 if example.STEPS == 100 else 0.15)
     np.testing.assert_allclose(losses, reference, atol=1e-4)
     assert apart < 1e-3
 

@@ -121,7 +121,7 @@ def test_a_state_that_does_not_fit_leaves_the_sums_held(wrong):
 def test_another_dtype_is_refused_and_nothing_is_counted():
     for dtype, other in ((np.float32, np.float64), (np.float64, np.float32)):
         accumulator = Accumulator(2, dtype)
-        with pytest.raises(ValueError, match=f"expected {np.dtype(dtype)}, got {np.dtype(other)}"):
+        with pytest.raises(ValueError, match=rf"grads {np.dtype(dtype)} .*, {np.dtype(other)} \(1, 2\)$"):
             add(accumulator, [(int64([1]), np.ones((1, 2), other))], 0)
         assert len(accumulator) == 0
     with pytest.raises(ValueError, match="dtype must be float32 or float64, got float16"):

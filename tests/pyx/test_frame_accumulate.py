@@ -125,7 +125,7 @@ def test_arrays_that_do_not_fit_are_refused_before_any_table():
     accumulators, intake = made(), Intake()
     blocks = [[Rows(np.arange(3), np.ones((3, dim), np.float32))] for _, dim in SIZES]
     blocks[2] = [Rows(np.arange(3), np.ones((3, 4), np.float32))]
-    with pytest.raises(ValueError, match=r"grads: expected shape \(3, 5\), got \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"grads float32 \(n, 5\), .* got int64 \(3,\), float32 \(3, 4\)$"):
         intake.begin(accumulators, blocks, 1)
     assert intake.add() == 0
     assert intake.work()
@@ -136,5 +136,5 @@ def test_arrays_that_do_not_fit_are_refused_before_any_table():
     "ids", [np.arange(3, dtype=np.int32), np.arange(6)[::2], np.arange(3).astype(">i8"), np.arange(3).reshape(3, 1)]
 )
 def test_ids_of_another_kind_are_refused_not_misread(ids):
-    with pytest.raises(ValueError, match="ids: expected contiguous int64"):
+    with pytest.raises(ValueError, match=r"ids and which int64 \(n,\), .* got "):
         Intake().begin(made()[:1], [[Rows(ids, np.ones((3, 3), np.float32))]], 1)

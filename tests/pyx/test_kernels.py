@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pyx.id_table import IdTable
-from penstock.pyx.partition import locate, place
+from penstock.pyx.partition import destinations, locate
 
 INT64_MAX = 2**63 - 1
 EDGE_IDS = [0, -1, 1, INT64_MAX, -(2**63), 2**32, 2**32 - 1, 2**62]
@@ -78,11 +78,15 @@ def placements(draw):
 def test_placing_equals_the_twin(args):
     for a, b in zip(locate(*args[:4]), reference.locate(*args[:4]), strict=True):
         assert a.tolist() == b.tolist()
-    for a, b in zip(place(*args), reference.place(*args), strict=True):
+    *_, num_owners = args
+    owners, rows, counts = (np.zeros(n, dtype) for n, dtype in ((len(args[0]), "i4"),) * 2 + ((num_owners, "i8"),))
+    destinations(*args[:-1], 1, 0, owners, rows, None, counts)
+    for a, b in zip((owners, rows), reference.place(*args), strict=True):
         assert a.tolist() == b.tolist()
+    assert counts.tolist() == np.bincount(owners, minlength=num_owners).tolist()
 
 
 @pytest.mark.parametrize("bad", [-1, 13, INT64_MAX])
 def test_an_id_outside_the_vocabulary_is_an_error_never_another_row(bad):
     with pytest.raises(ValueError, match=rf"expected 0 <= id < 13, got {bad}"):
-        place(int64([3, bad]), 13, 5, False, 5, 3, 1)
+        locate(int64([3, bad]), 13, 5, False)

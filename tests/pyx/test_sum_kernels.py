@@ -7,9 +7,10 @@ from accumulate import add, blocks_of, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.model.frames import Rows, SummedArrays
+from penstock.model.overflows import overflows_of
 from penstock.pyx.accumulator import Accumulator, targets
 from penstock.pyx.frame_accumulate import Intake
-from penstock.pyx.row_sums import overflowing_rows
 
 LARGE = [1.0, -2e30, 4e37, -4e37, 1.7e38, -1.7e38, 3.4e38, -3.4e38]
 
@@ -76,12 +77,10 @@ def test_a_frame_that_looks_harmless_never_overflows_and_the_rows_that_do_are_th
         grads *= dtype(scale)
         gains = np.full(len(ids), 0.75, np.float32) if gained and dtype == np.float32 else None
         rows = grads if gains is None else grads * gains[:, None]
-        unique, slots = np.unique(ids, return_inverse=True)
-        sums = np.array([held.get(row_id, np.full(2, -0.0)) for row_id in unique.tolist()], dtype).reshape(-1, 2)
         after = dict(held)
         refused = reference.overflowing_rows(after, ids, rows)
-        assert overflowing_rows(sums, slots, grads, None, gains).tolist() == refused.tolist()
-        assert all(sums[i].tobytes() == after[row_id].tobytes() for i, row_id in enumerate(unique) if row_id in after)
+        sums = SummedArrays(np.array(list(held), np.int64), np.array(list(held.values()), dtype).reshape(-1, 2))
+        assert overflows_of([Rows(ids, grads, None, gains)], [sums])[0].tolist() == refused.tolist()
         intake, block = Intake(), (ids, grads, None, gains)
         intake.begin([accumulator], [blocks_of(block)], number)
         intake.check(2)

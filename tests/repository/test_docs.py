@@ -26,10 +26,17 @@ PAGES = [
     "CONTRIBUTING.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-# Page → the code that runs before its Python, which is a part of a larger program.
+LOG = """
+    import os, numpy as np, pyarrow as pa, pyarrow.dataset, pyarrow.parquet, penstock as ps
+    batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]], "step": [0, 0]})
+    batches, schema, table = [batch], batch.schema, ps.TableConfig(9, 2, name="user", optimizer=ps.SGD(0.1))
+    with pa.ipc.new_stream("monday.arrows", schema) as writer:
+        writer.write_batch(batch)
+    engine, mesh = ps.Engine(ps.EmbeddingConfig.from_tables([table])), None
+"""
+# Page → the code that runs before its Python, which is a part of a larger program, and after that of LOG.
 SETUP_CODE = {
     "docs/activations.md": """
-        import numpy as np, penstock as ps
         config_of = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
         engine = ps.Engine(ps.EmbeddingConfig.from_features(config_of, batch_size=4, optimizer=ps.SGD(0.1),
                                                                     pipeline_execution_with_tensor_core=True))
@@ -37,35 +44,18 @@ SETUP_CODE = {
         batches = [features] * 3
         gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
     """,
-    "docs/checkpoints.md": """
-        import numpy as np, pyarrow as pa, penstock as ps
-        table, mesh = ps.TableConfig(9, 2, name="user", optimizer=ps.SGD(0.1)), None
-        engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
-        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
-            writer.write_batch(batch)
-    """,
+    "docs/checkpoints.md": "",
     "docs/deltas.md": """
-        import pyarrow as pa, penstock as ps
         engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.Adagrad(0.1))]))
-        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
-        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
-            writer.write_batch(batch)
         serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
         ps.Engine(engine.config).save("run1")
     """,
     "docs/stages.md": """
-        import os, pyarrow as pa, pyarrow.dataset, pyarrow.parquet, penstock as ps
-        ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))]).save("tables.pbtxt")
-        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]], "step": [0, 0]})]
+        engine.config.save("tables.pbtxt")
         os.mkdir("gradients")
         pa.parquet.write_table(pa.Table.from_batches(batches), "gradients/0.parquet")
     """,
-    "docs/log.md": """
-        import pyarrow as pa
-        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})]
-        schema = batches[0].schema
-    """,
+    "docs/log.md": "",
 }
 # Page → the library that its Python needs.
 LIBRARIES = {"docs/torch.md": "torch", "docs/tutorials/from_torch.md": "torch"}
@@ -78,11 +68,17 @@ def blocks(page, language):
     return [re.sub(r"\\\n +", "", block) for block in matches] if language == "console" else matches
 
 
+def run_python(page, service=None, language="python", **namespace):
+    """Run the Python of a page, at this service in place of the one that it names. Return its names."""
+    for block in blocks(page, language):
+        code = block.replace("grpc://127.0.0.1:8815", service.address.uri) if service else block
+        exec(compile(code, page, "exec"), namespace)
+    return namespace
+
+
 def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    namespace = {}
-    for block in blocks("README.md", "python"):
-        exec(compile(block, "README.md", "exec"), namespace)
+    run_python("README.md")
     assert [capsys.readouterr().out] == blocks("README.md", "text")
 
 
@@ -109,7 +105,8 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, cap
         pytest.importorskip(LIBRARIES[page])
     monkeypatch.chdir(tmp_path)
     namespace = {}
-    exec(textwrap.dedent(SETUP_CODE.get(page, "")), namespace)
+    for code in (LOG, SETUP_CODE[page]) if page in SETUP_CODE else ():
+        exec(textwrap.dedent(code), namespace)
     # The commands of these pages run between their blocks of Python. A test below parses those of other pages.
     languages = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
     for language, block in re.findall(rf"```({languages})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
@@ -140,10 +137,7 @@ def test_the_tutorial_for_torch_runs_with_its_service(tmp_path, monkeypatch):
         [penstock.TableConfig(1000, 8, name=name) for name in ("user", "item")], penstock.Adagrad(0.1)
     )
     with service_of(penstock.Engine(config), tmp_path / "served") as service:
-        namespace = {}
-        for block in blocks(page, "python"):
-            code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
-            exec(compile(code, page, "exec"), namespace)
+        namespace = run_python(page, service)
         again = next(block for block in blocks(page, "python") if "trainer-0" in block)
         exec(compile(again.replace("grpc://127.0.0.1:8815", service.address.uri), page, "exec"), namespace)
         assert penstock.EmbeddingConfig.load("tables.pbtxt").to_proto() == config.to_proto()
@@ -155,16 +149,12 @@ def test_the_python_of_the_page_on_services_runs():
     tables = [penstock.TableConfig(500, dim, name=name) for name, dim in (("user", 4), ("item", 2))]
     config = penstock.EmbeddingConfig.from_tables(tables, optimizer=penstock.SGD(0.1))
     frames = [frame(number, table="user") for number in range(3)]
-    namespace = {"frames": frames[:2], "frame": frames[2], "ids": [1, 2]}
     with service_of(penstock.Engine(config)) as service:
-        for block in blocks("docs/serve.md", "py"):
-            assert block.count("grpc://127.0.0.1:8815") == 1
-            code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
-            exec(compile(code, "docs/serve.md", "exec"), namespace)
+        namespace = run_python("docs/serve.md", service, "py", frames=frames[:2], frame=frames[2], ids=[1, 2])
         assert service.status()["frames"] == 3
         for name, ids in (("user", [3, 8]), ("item", [7])):
             np.testing.assert_array_equal(namespace[name], service.engine.lookup(name, ids))
-        assert namespace["step"] == 3
+        assert namespace["version"].step == 3
 
 
 def test_every_command_on_a_page_parses():
@@ -173,16 +163,12 @@ def test_every_command_on_a_page_parses():
             for line in block.splitlines():
                 arguments = shlex.split(line.removeprefix("$ "), comments=True)
                 if line.startswith("$ penstock ") and "…" not in line:
-                    parse(parser(), arguments[1:])
+                    parse(parser(arguments[1:]), arguments[1:])
 
 
 def test_the_generated_page_of_commands_has_all():
     commands = loaded("docs/hooks.py").commands()
     assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
-
-
-def test_the_citation_has_this_version():
-    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def groups_of_the_site():
@@ -236,17 +222,10 @@ def test_the_page_on_your_own_gradients_works_and_names_the_bad_row(tmp_path, mo
 
 def test_the_readmes_replay_prints_the_output_that_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    synth, replay = (
-        shlex.split(line)[2:]
-        for line in blocks("README.md", "console")[0].splitlines()
-        if line.startswith("$ penstock")
-    )
-    assert main(synth) == 0
-    capsys.readouterr()
-    assert main(replay) == 0
-    printed = capsys.readouterr().out.splitlines()
-    output = blocks("README.md", "console")[0].splitlines()
-    assert printed[1:] == output[-len(printed) + 1 :]  # the first line has the seconds of the run
+    block = blocks("README.md", "console")[0]
+    shown = [line for line in block.splitlines() if line[:2] != "$ "]
+    printed = run_commands(block, capsys).splitlines()
+    assert shown[1:] == printed[1 - len(shown) :]  # the first line has the seconds of the run
 
 
 @pytest.mark.parametrize("page", PAGES)

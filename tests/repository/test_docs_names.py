@@ -21,15 +21,14 @@ KEYS = {
     "crc",
     "dims",
     "end",
-    "epoch",
     "full_copy",
     "json",
-    "lineage",
     "log",
     "start",
     "step",
     "table",
     "target",
+    "version",
 }
 KEYS |= {"NAME"}  # a placeholder
 CLASSES = {"Client": Client, "EmbeddingConfig": ps.EmbeddingConfig, "EmbeddingTables": EmbeddingTables}

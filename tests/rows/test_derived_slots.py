@@ -37,9 +37,9 @@ def weights_of(rows=ROWS, dim=4):
 config_of = partial(engines.config_of, tables=("user",), dim=4, rows=ROWS)
 
 
-def source_of(path, **arrays):
-    path.mkdir()
-    for name, array in arrays.items():
+def source_of(path, user, **slots):
+    (path / "user").mkdir(parents=True)
+    for name, array in {"user": user, **{f"user/{slot}": rows for slot, rows in slots.items()}}.items():
         np.save(path / f"{name}.npy", array)
     return path
 
@@ -75,9 +75,7 @@ def test_the_first_gradient_moves_a_weight_by_a_step_from_its_value(tmp_path):
 
 
 def test_the_slot_is_derived_with_the_accumulators_of_the_source(tmp_path):
-    source = source_of(tmp_path / "w", user=weights_of())
-    (source / "user").mkdir()
-    np.save(source / "user" / "accumulators.npy", np.full((ROWS, 4), 7.0))
+    source = source_of(tmp_path / "w", weights_of(), accumulators=np.full((ROWS, 4), 7.0))
     engine = ps.Engine(config_of(ps.FTRL(RATE)))
     engine.read_tables(source)
     assert_kept(after_zeros(engine), weights_of())
@@ -85,9 +83,7 @@ def test_the_slot_is_derived_with_the_accumulators_of_the_source(tmp_path):
 
 
 def test_a_slot_that_is_given_stays_as_it_is(tmp_path):
-    source = source_of(tmp_path / "w", user=weights_of())
-    (source / "user").mkdir()
-    np.save(source / "user" / "linears.npy", np.full((ROWS, 4), 2.0))
+    source = source_of(tmp_path / "w", weights_of(), linears=np.full((ROWS, 4), 2.0))
     engine = ps.Engine(config_of(ps.FTRL(RATE)))
     assert engine.read_tables(source).derived == {}
     assert (engine.slots("user")["linears"] == 2).all()
@@ -106,9 +102,7 @@ def test_weights_of_16_bits_are_kept_as_they_are_stored(tmp_path):
 
 def test_keys_of_a_dynamic_table_keep_their_weights(tmp_path):
     keys = np.arange(ROWS) * 2**40 - 5
-    source = source_of(tmp_path / "w", user=weights_of())
-    (source / "user").mkdir()
-    np.save(source / "user" / "keys.npy", keys)
+    source = source_of(tmp_path / "w", weights_of(), keys=keys)
     engine = ps.Engine(config_of(ps.FTRL(RATE), dynamic=ps.Dynamic()))
     assert engine.read_tables(source).derived == {"user/linears": ROWS}
     assert_kept(after_zeros(engine, keys), weights_of())

@@ -1,6 +1,5 @@
 """Full dynamic tables: the refused step, what stays in the gate and in the commit, and how a larger table resumes."""
 
-import json
 import os
 
 import numpy as np
@@ -189,22 +188,6 @@ def test_a_table_grows_across_a_change_of_its_shards_and_decides_as_one_that_had
         assert len(admitted) > 0 < len(removed)
         assert rejected == 0
         assert sorted(large.state()["key"].tolist()) == sorted(key for shard in twin.shards for key in shard.keys)
-
-
-def test_a_refused_replay_resumes_with_a_larger_configuration(tmp_path, call, refused):
-    small, large = tmp_path / "small.pbtxt", tmp_path / "large.pbtxt"
-    for path, rows in ((small, 2), (large, 20)):
-        config_of(rows=rows).save(path)
-    source = tmp_path / "log.arrows"
-    source.write_bytes(log_bytes([log_of([[1, 2], [3], [1, 4]])]))
-    options = ["--checkpoint", tmp_path / "run", "--resume", "--deltas", tmp_path / "d.arrows"]
-    line = refused(6, "replay", small, source, *options)
-    assert "table 'user': no room for 1 of 1 new keys: 2 of 2 rows are in use; set a larger vocabulary_size" in line
-    assert refused(6, "replay", small, source, *options) == line
-    _, report = call(0, "replay", large, source, *options, "--json")
-    _, straight = call(0, "replay", large, source, "--json")
-    assert report["state_hash"] == straight["state_hash"]
-    assert json.dumps(report["tables"]["user"]["keys"]["keys"]) == "4"
 
 
 @pytest.mark.parametrize("step", [-1, 2**32 - 1])

@@ -73,7 +73,7 @@ def test_keys_read_as_in_the_engine_while_they_wait_expire_and_are_evicted(tmp_p
         push(engine, keys)
         rows = reader.lookup("user", every, consistent=True)
         assert rows.tobytes() == engine.lookup("user", every).tobytes()
-        assert rows.tobytes() == engine.reads.lookup_tables({"user": every})[0]["user"].tobytes()
+        assert rows.tobytes() == engine.reads.lookup("user", every).tobytes()
     present = engine.records("user", every)["present"]
     assert 0 < present.sum() < len(every)
     twin = reference_reads.read(tmp_path, "user", every)

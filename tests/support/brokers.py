@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from ipc import stream
 from limits import HANG_S, until
 from services import free_port
 
@@ -17,11 +17,7 @@ from penstock.io.partitions.broker_partition import Message, Partition, Retained
 
 def message_of(batch, *more):
     """A message: an Arrow IPC stream with these batches."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        for each in (batch, *more):
-            writer.write_batch(each)
-    return sink.getvalue().to_pybytes()
+    return stream([batch, *more])
 
 
 def server_path(name):
@@ -30,7 +26,17 @@ def server_path(name):
     return actual or pytest.skip(f"{name} is not installed")
 
 
-class Nats:
+class _Broker:
+    """A context manager, which closes the broker."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Nats(_Broker):
     """A NATS server with JetStream and one stream. limits : of the stream, as JetStream names them"""
 
     def __init__(self, folder, *options, **limits):
@@ -104,14 +110,10 @@ class Nats:
         self.process.kill()
         self.process.wait()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()
+    close = kill
 
 
-class MockKafka:
+class MockKafka(_Broker):
     """librdkafka's mock cluster in a separate process. brokers, address : where it is"""
 
     def __init__(self):
@@ -123,14 +125,8 @@ class MockKafka:
     def close(self):
         self.process.communicate(timeout=HANG_S)
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        self.close()
-
-
-class Tansu:
+class Tansu(_Broker):
     """A Tansu broker, another implementation of Kafka's protocol, with its storage in memory. brokers : its address
 
     It makes no topic by itself: ``create`` does.
@@ -169,12 +165,6 @@ class Tansu:
     def close(self):
         self.process.kill()
         self.process.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def growing_topic(monkeypatch):

@@ -22,11 +22,12 @@ class Way:
         size = vocabulary if known else (1 << 27) + 1
         self.sums = Accumulator(DIM, vocabulary_size=size, count=mean)
         shards = 4 * devices
-        layout = DIM, vocabulary, shards, False, -(-vocabulary // shards), shards // devices
+        layout = {"dim": DIM, "vocabulary_size": vocabulary, "num_shards": shards, "mod": False}
+        layout |= {"rows_per_shard": -(-vocabulary // shards), "shards_per_device": shards // devices}
         numbers = {"gradient_min": -np.inf, "gradient_max": np.inf, "weight_min": -np.inf, "weight_max": np.inf}
-        self.plan = update.Plan("sgd", numbers, (0.0,), *layout, False)
-        floats = [np.zeros(self.plan.end, np.float32) for _ in range(devices)]
-        self.step = update.Step([self.plan], floats)
+        rule = update.TableRule("sgd", numbers, **layout)
+        floats = [np.zeros(rule.end, np.float32) for _ in range(devices)]
+        self.step = update.Step([rule], floats)
         self.steps = FrameSteps(self.gate, self.sums, self.step, threading.Lock(), 0, mean)
         self.vocabulary, self.number = vocabulary, 1
 

@@ -3,7 +3,7 @@
 # Library → the packages and modules below penstock that may import it when they are loaded.
 ALLOWED = {
     "jax": {"bench", "rows.bridge", "contrib.functional", "contrib.meshes", "contrib.sparsecore"}
-    | {"model.updates.optax_transforms"},
+    | {"contrib.formats.orbax_checkpoint", "model.updates.optax_transforms"},
     "jaxlib": set(),
     "pyarrow": {
         "api",

@@ -6,7 +6,7 @@ Readable, not fast. Every kernel agrees with its twin here bit for bit.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def coalesce(
 
 
 def overflowing_rows(sums: dict[int, Any], ids: Int64, grads: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Twin of ``row_sums.overflowing_rows``: add rows to the sums of their ids but for those that make one infinite."""
+    """Twin of ``overflows.overflows_of``: add rows to the sums of their ids but for those that make one infinite."""
     refused = np.zeros(len(ids), np.bool_)
     for row, row_id in enumerate(ids.tolist()):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -181,28 +181,12 @@ def lines_of_words(
     line, distinct ids and their rows"""
     words: dict[tuple[int, int], Int32] = {}
     for layout, line, first_line, ids, grads in members:
-        devices, rows = layout.place(ids)
+        devices, rows = layout.locate(ids)
         for device, row, offset, grad in zip(devices, rows, line.offsets(rows), grads, strict=True):
             key = int(device), first_line + int(row) // line.group
             of_line = words.setdefault(key, np.full(width, blank, np.int32))
             of_line[offset : offset + len(grad)] = grad.view(np.int32)
     return words
-
-
-def update_rows(
-    table: Float32,
-    segments: Iterable[tuple[Int64, Float32]],
-    equation: Callable[[Float32, Float32], Float32],
-    **fields: Any,
-) -> None:
-    """Update the rows of one step in the physical table, in place: the twin of ``update.Step.update``.
-
-    table : float32 (owners, rows, parts, dim); where : the arguments of ``place`` after the ids
-    equation : (gradients (n, dim), rows (n, parts, dim)) → the rows after the update
-    """
-    for ids, grads in segments:
-        owners, rows = place(ids, **fields)
-        table[owners, rows] = equation(grads, table[owners, rows])
 
 
 def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:

@@ -5,8 +5,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-
-from penstock.pyx.partition import place
+from reference import place
 
 SLOT_WORDS, HEAD_WORDS, FIRST_ROW = 2, 8, 2
 

@@ -4,6 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -19,6 +21,14 @@ def loaded(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def recorded(name):
+    """A file of the recorded results next to a development checkout; without it, the test is skipped."""
+    path = ROOT.parent / "shared" / name
+    return (
+        path if path.exists() else pytest.skip(f"{name}: the recorded results are only next to a development checkout")
+    )
 
 
 def listed_names():

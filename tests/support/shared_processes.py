@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.base.errors import ReadTimeoutError, StateError
 from penstock.base.threads import ThreadTeam
+from penstock.model.version import Version
 from penstock.pyx import update
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.shared.folder import SharedFolder
@@ -35,14 +36,14 @@ class Writer:
     """
 
     def __init__(self, folder, counts_pages=True):
-        self.plans, first = [], 0
+        rules, first = [], 0
+        layout = {"dim": DIM, "vocabulary_size": ROWS, "rows_per_shard": ROWS}
         for name in TABLES:
-            plan = update.Plan("momentum", NUMBERS, (0.0, 0.0), DIM, ROWS, 1, False, ROWS, 1, False, "", first, name)
-            self.plans.append(plan)
-            first = plan.end
+            rules.append(update.TableRule("momentum", NUMBERS, first_float=first, name=name, **layout))
+            first = rules[-1].end
         self.folder, self.team = SharedFolder(folder), ThreadTeam(THREADS)
         floats = self.folder.allocate("rows", first, np.float32)
-        self.step = update.Step(self.plans, [floats])
+        self.step = update.Step(rules, [floats])
         per_thread = self.step.counters_per_thread
         counters = self.folder.allocate("pages", (THREADS + 1) * per_thread, np.uint64)
         if counts_pages:
@@ -57,14 +58,14 @@ class Writer:
                 mod=False,
                 rows_per_shard=ROWS,
                 shards_per_part=1,
-                row_floats=plan.row_floats,
-                first_float=plan.first_float,
-                first_page=plan.first_page,
+                row_floats=rule.row_floats,
+                first_float=rule.first_float,
+                first_page=rule.first_page,
                 **files,
             )
-            for name, plan in zip(TABLES, self.plans, strict=True)
+            for name, rule in zip(TABLES, rules, strict=True)
         ]
-        self.words: StepWords = self.folder.publish(layouts, THREADS + 1, 0)
+        self.words: StepWords = self.folder.publish(layouts, THREADS + 1, Version("0"))
         self.ids, self.num_steps = np.random.default_rng(0).permutation(ROWS), 0
 
     def run(self, steps):
@@ -93,7 +94,8 @@ class Watch:
 
     def read(self, count=500):
         ids = {name: self.rng.integers(0, ROWS, count) for name in TABLES}
-        rows, step = self.reader.lookup_tables(ids, self.consistent, timeout_ms=2000)
+        rows = self.reader.lookup(ids, consistent=self.consistent, timeout_ms=2000)
+        step = rows.version.step
         both = np.concatenate([rows[name] for name in TABLES])
         steps = both[:, DIM].astype(np.int64)
         assert (both[:, :DIM] == self.weights[steps][:, None]).all(), "a torn row"
@@ -107,11 +109,11 @@ def rename(folder, steps):
     """Take steps whose lineage and epoch are one letter 64 times, which changes with every step."""
     writer = SharedWriter(folder)
     writer.create([SharedTable("left", 1, 1)])
-    writer.publish(0, history=("a" * 64, "a" * 64))
+    writer.publish(Version.of("a" * 64, "a" * 64, 0))
     print("ready", flush=True)
     for step in range(steps):
         name = "abcd"[step % 4] * 64
-        with writer.step(step, history=(name, name)):
+        with writer.step(Version.of(name, name, step)):
             pass
 
 
@@ -145,7 +147,7 @@ def main(role, folder, amount, consistent=""):
         except StateError as error:
             refused = str(error)
             break
-    last = watch.reader.step
+    last = watch.reader.version.step
     print(json.dumps({"rows": watch.num_rows, "timeouts": watch.num_timeouts, "refused": refused, "step": last}))
 
 

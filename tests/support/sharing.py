@@ -7,7 +7,7 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.contrib.shares import Router, WholeTables, frames_of
 from penstock.contrib.shares.joined_deltas import JoinedDeltas
-from penstock.core.engine_core import Context
+from penstock.core.observers import Context
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.frames import FrameRun
 from penstock.model.learning_rates import LearningRates

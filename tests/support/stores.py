@@ -86,7 +86,7 @@ class _Store:
         target = self.open_target()
         stored = target.stored()
         target.close()
-        return stored and (stored.position.epoch, stored.position.step)
+        return stored and (stored.version.epoch, stored.version.step)
 
 
 class _FileStore(_Store):
@@ -113,6 +113,9 @@ class _FileStore(_Store):
         if path.is_dir():
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
+
+    def close(self):
+        pass
 
 
 def _copy(path, new):
@@ -209,9 +212,6 @@ class Lmdb(_FileStore):
     def step(self):
         return int(self._read(b"penstock")[b"step"])
 
-    def close(self):
-        pass
-
 
 class _ArrowTableStore(_FileStore):
     """A store whose ``table`` returns an Arrow table with the columns table, id and row."""
@@ -224,8 +224,11 @@ class _ArrowTableStore(_FileStore):
             results[row["table"]][id_] = np.array(row["row"], np.float32).tobytes()
         return results
 
-    def close(self):
-        pass
+    def step(self):
+        return self.position()[1]
+
+    def path_exists(self):
+        return Path(self.path).exists()
 
 
 class Lance(_ArrowTableStore):
@@ -242,13 +245,7 @@ class Lance(_ArrowTableStore):
     def table(self):
         return self.lance.dataset(self.path).to_table()
 
-    def step(self):
-        return self.position()[1]
-
     first_version = 1
-
-    def path_exists(self):
-        return Path(self.path).exists()
 
     def version(self):
         return self.lance.dataset(self.path).version
@@ -283,13 +280,7 @@ class Delta(_ArrowTableStore):
     def table(self):
         return self.deltalake.DeltaTable(self.path).to_pyarrow_table()
 
-    def step(self):
-        return self.position()[1]
-
     first_version = 0
-
-    def path_exists(self):
-        return Path(self.path).exists()
 
     def version(self):
         return self.deltalake.DeltaTable(self.path).version()
@@ -339,9 +330,6 @@ class Parquet(_FileStore):
     def step(self):
         return int(Path(self.path / "current").readlink().name.split("-")[1])
 
-    def close(self):
-        pass
-
 
 class Shared(_FileStore):
     """Files of this machine, which penstock's reader maps: there is no other one."""
@@ -358,15 +346,12 @@ class Shared(_FileStore):
                 layout.name: np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
                 for layout in reader.layouts
             }
-            rows, _ = reader.lookup_tables(ids, consistent=True)
+            rows = reader.lookup(ids, consistent=True)
         return {name: {int(id_): row.tobytes() for id_, row in zip(ids[name], rows[name], strict=True)} for name in ids}
 
     def step(self):
         with ps.Reader(self.path) as reader:
-            return reader.step
-
-    def close(self):
-        pass
+            return reader.version.step
 
 
 class Kafka(_Store):

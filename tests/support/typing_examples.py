@@ -42,6 +42,19 @@ def accumulate() -> npt.NDArray[np.float32]:
     return mean + taken.values
 
 
+def look_up(engine: ps.Engine) -> bool:
+    """One shape of a lookup, and one value for a version, wherever rows are read."""
+    with ps.Reader("tables") as reader, ps.connect("grpc://127.0.0.1:8815") as service:
+        shapes = [where.lookup("user", [1]).shape for where in (engine, engine.reads)]
+        shapes += [reader.lookup("user", [1]).shape, service.lookup("user", [1]).shape]
+        both = [where.lookup({"user": [1], "item": [2]}) for where in (engine, engine.reads)]
+        both += [reader.lookup({"user": [1]}, consistent=True), service.lookup({"user": [1]}, consistent=True)]
+        versions: list[ps.Version] = [rows.version for rows in both]
+        versions += [engine.version, reader.version, service.status().version, ps.Version(str(versions[0]))]
+        deltas = list(service.deltas(service.table("user").version))
+    return all(delta.version.follows(version) for delta in deltas for version in versions) and len(shapes) == 4
+
+
 def push(engine: ps.Engine) -> bool:
     return engine.apply({"user": ([1], np.ones((1, 16)))}, local_step=3, contributor=7)
 
@@ -63,5 +76,7 @@ def complain_of_keywords(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
     engine.run("log.arrows", limit="3")  # type: ignore[arg-type]
     engine.stage("log.arrows", deltas="deltas.arrows")  # type: ignore[call-arg]
     engine.run(source="log.arrows", flush=1.5)  # type: ignore[arg-type]
+    engine.lookup({"user": [1]}, [1])  # type: ignore[call-overload]
+    ps.connect("grpc://127.0.0.1:8815").deltas(3)  # type: ignore[arg-type]
     ps.Engine.restore("c", drop_tables=["item"])  # type: ignore[call-arg]
     Job(config, ["log.arrows"], shares=2, per_rows=3)  # type: ignore[call-arg]

@@ -94,7 +94,7 @@ def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> Pl
         raise UsageError(f"{name}: {len(ids)} ids and {len(values)} weights")
     order = np.argsort(samples, kind="stable") if positions is None else np.lexsort((positions, samples))
     samples = samples[order]
-    placed = places(np.bincount(samples)) if positions is None else positions[order]
+    placed = indices_in_lists(np.bincount(samples)) if positions is None else positions[order]
     return PlacedIds(ids[order], samples, placed, None if values is None else values[order])
 
 
@@ -109,8 +109,8 @@ def _ids_of(ids: Any, name: str) -> Array:
     return array if exact is None else exact
 
 
-def places(lengths: Int64) -> Int64:
-    """Return the place of each entry in its list: 0, 1, … per list, int64. lengths : int64, shape (lists,)"""
+def indices_in_lists(lengths: Int64) -> Int64:
+    """Return the index of each entry in its list: 0, 1, … per list, int64. lengths : int64, shape (lists,)"""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 

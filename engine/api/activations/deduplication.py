@@ -88,11 +88,11 @@ class DeduplicationData:
     Attributes
     ----------
     fingerprint : str
-        Of the configuration.
+        Digest of the configuration.
     step : int
         The global step of the rows.
     number : int
-        Of the receive.
+        Number of the receive.
     unique_ids : mapping of str to numpy.ndarray
         By table: int64, shape (n,), ascending.
     features : mapping of str to FeatureUses

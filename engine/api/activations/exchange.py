@@ -1,13 +1,12 @@
 """The two halves of a training step around a model: receive activations, send their gradients.
 
-Mirrors XlaRecvTPUEmbeddingActivations and XlaSendTPUEmbeddingGradients. Reads rows and pushes frames through injected
-callables; independent of devices and files.
+Mirrors XlaRecvTPUEmbeddingActivations and XlaSendTPUEmbeddingGradients.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,32 +27,19 @@ from penstock.api.activations.inputs import lookups
 from penstock.api.activations.nesting import features_of, leaves, name_of, structure_for
 from penstock.base.array_conversion import as_numbers
 from penstock.base.errors import InputError, StateError, UsageError, UsageTypeError
-from penstock.core.gate import Gate
+from penstock.core.engine_core import EngineCore
 from penstock.model.combiners import Lookups, combine, not_finite
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.features import flatten, pack
 from penstock.model.frames import Float32, Frame, Int64, Rows, time_given
 from penstock.rows.bridge.tracing import is_staging
 
-Seen = Callable[[Mapping[str, Int64]], tuple[dict[str, Float32], int]]
-
 
 class Exchange:
-    """``recv`` and ``send`` of one engine; records what was sent, so that no gradient is applied twice.
+    """``recv`` and ``send`` of one engine; records what was sent, so that no gradient is applied twice."""
 
-    seen : ids by table → their rows as a forward pass sees them, and the global step of the rows
-    push : pushes a frame with the call's learning rates; False if it was stale
-    gate : gives the global step and the number of frames per step at every send
-    """
-
-    def __init__(
-        self,
-        config: EmbeddingConfig,
-        seen: Seen,
-        push: Callable[[Frame, Any], bool],
-        gate: Gate,
-    ) -> None:
-        self._config, self._seen, self._push, self._gate = config, seen, push, gate
+    def __init__(self, config: EmbeddingConfig, core: EngineCore) -> None:
+        self._config, self._core = config, core
         self._fingerprint = fingerprint(config)
         # Pipelined, forward n+1 runs before backward n, so one step passes before gradients arrive.
         self._lag = int(config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core)
@@ -70,7 +56,9 @@ class Exchange:
         self._check_not_staging("recv_activations", "pass its activations to the jitted function")
         config = self._config
         unique, uses = deduplicated(config, features, weights)
-        rows, step = self._seen(unique)
+        with self._core.reading():
+            step, tables = self._core.global_step, self._core.tables
+            rows = {name: tables.lookup(name, ids, True) for name, ids in unique.items()}  # as a forward pass sees them
         activations = {}
         for index, (feature, use) in enumerate(zip(config.features, uses, strict=True)):
             combined = combine(rows[feature.table], use.samples, use.gains, num_samples(feature), use.rows)
@@ -105,7 +93,7 @@ class Exchange:
         frame = self._frame(data, [self._checked(index, by_feature[index]) for index in sorted(by_feature)], seconds)
         self._claim(data)
         try:
-            return self._push(frame, learning_rates)
+            return self._core.take_in(frame, learning_rates)
         except BaseException:
             self._release(data)
             raise
@@ -184,10 +172,10 @@ class Exchange:
 
         A step that has passed is wrong only if a step has one frame; otherwise the gate decides.
         """
-        step = self._gate.global_step
+        step = self._core.global_step
         if data.step > step:
             raise StateError(f"the deduplication data is of step {data.step}, and the engine's step is {step}")
-        if self._gate.num_required == 1 and data.step + self._lag < step:
+        if self._core.gate.num_required == 1 and data.step + self._lag < step:
             raise StateError(
                 f"the deduplication data is of step {data.step}, and the engine's step is {step}: its gradients come "
                 "too late; receive activations again"

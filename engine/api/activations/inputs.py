@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.api.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
-from penstock.api.activations.coo import array_of, by_sample, is_coo, places
+from penstock.api.activations.coo import array_of, by_sample, indices_in_lists, is_coo
 from penstock.base.array_conversion import as_arrow, is_arrow
 from penstock.base.errors import InputError, UsageError
 from penstock.model.combiners import Lookups, gains
@@ -37,7 +37,7 @@ def lookups(feature: FeatureSpec, name: str, vocabulary_size: int, batch: Any, w
     else:
         raw_ids, lengths = _ragged(batch, name, "ids", feature)
         length = positions_of_lists(feature, len(lengths), name, "ids")
-        samples, positions = np.repeat(np.arange(len(lengths)), lengths), places(lengths)
+        samples, positions = np.repeat(np.arange(len(lengths)), lengths), indices_in_lists(lengths)
     ids = _checked_ids(raw_ids, name, vocabulary_size)
     if length:
         if weights is not None:

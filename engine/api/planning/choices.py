@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 from penstock.base.errors import ConfigError, UsageError
 from penstock.model.config.dynamic import Dynamic
 from penstock.model.config.specs import TableSpec
-
-_NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Choice:
 
 
 def all_choices(
-    capacities: Sequence[int], settings: Mapping[str, Sequence[Any]], placements: Mapping[str, Sequence[Any]] = _NONE
+    capacities: Sequence[int], settings: Mapping[str, Sequence[Any]], placements: Mapping[str, Sequence[Any]]
 ) -> list[Choice]:
     """Return every combination, capacities first; nothing given for a setting: the configuration's."""
     axes = {name: values for name, values in settings.items() if values}

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.api.planning.id_gate import IdGate
 from penstock.base.errors import InputError
+from penstock.base.threads import ThreadTeam
 from penstock.core.engine_core import EngineCore
-from penstock.core.pipeline import store_of
+from penstock.core.pipeline import Pipeline, TableStore, store_of
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Frame, FrameRun, Int64, Rows
@@ -61,7 +63,7 @@ class LookAhead:
         self._openings: deque[Opening] = deque()  # foretold and to come
         self._num_opened = 0  # openings foretold, of which those to come are the last
         self._published = dict.fromkeys(self._tables, 0)  # table → openings that it knows of
-        self._gate: IdGate | None = None
+        self._gate: TrialGate | None = None
         self.fraction: float | None = None
         self.first_bad: dict[str, str] = {}
 
@@ -116,7 +118,7 @@ class LookAhead:
     def _open_early(self) -> None:
         """Foretell the opening at the end of the run."""
         if self._flush and self._has_ended and self._gate is not None:
-            self._gate.gate.open_early()
+            self._gate.open(early=True)
 
     def _foretell(self, read: _Read) -> None:
         """Push the ids of a frame."""
@@ -126,7 +128,8 @@ class LookAhead:
                 read.frame = self._core.reduced(read.frame)
                 if self._reader.options.on_bad_row != "error":
                     read.frame = read.frame.audited()
-                self._gate.push(self._ids(read.frame))
+                self._gate.admit(self._ids(read.frame))
+                self._gate.open()
             except InputError:  # raised again when the frame is applied, which ends the run
                 self._gate = None
         self._note(read)
@@ -155,7 +158,8 @@ class LookAhead:
         stores = {name: store_of(specs[name], **options) for name in self._tables}
         with core.gate.still():
             assert core.gate.num_required is not None
-            self._gate = IdGate(stores, core.gate.num_required, core.pipeline.team.threads, self._opened)
+            pipeline = Pipeline(stores, ThreadTeam(core.pipeline.team.threads))
+            self._gate = TrialGate(core.gate.num_required, pipeline, partial(self._note_opening, stores))
             self._gate.gate.set_state(core.gate.get_state())
             for name, store in stores.items():
                 state: dict[str, Any] = {}
@@ -166,10 +170,8 @@ class LookAhead:
                     state |= {f"{number}.{key}": array for key, array in of_frame.items()}
                 store.set_state(state)
 
-    def _opened(self) -> None:
-        assert self._gate is not None
-        stores = self._gate.pipeline.stores.items()
-        self._openings.append({name: [frame.ids for frame in store.look()[0]] for name, store in stores})
+    def _note_opening(self, stores: Mapping[str, TableStore]) -> None:
+        self._openings.append({name: [frame.ids for frame in store.look()[0]] for name, store in stores.items()})
         self._num_opened += 1
 
     def _publish(self) -> None:

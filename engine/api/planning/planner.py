@@ -12,9 +12,10 @@ from typing import Any
 import penstock.base.interrupts as interrupts
 from penstock.api.planning.choices import Choice
 from penstock.api.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
-from penstock.api.planning.id_gate import IdGate
 from penstock.base.errors import ConfigError, InputError
-from penstock.core.pipeline import store_of
+from penstock.base.threads import ThreadTeam
+from penstock.core.pipeline import Pipeline, store_of
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Frame
@@ -86,8 +87,9 @@ class Planner:
             for name, spec in specs.items()
         }
         num_required = config.gate_num_required or 1 if num_required is None else num_required
-        self._ids = IdGate(stores, num_required, threads, self._step)
-        self.gate, self.pipeline = self._ids.gate, self._ids.pipeline
+        self.pipeline = Pipeline(stores, ThreadTeam(threads))
+        self._trial = TrialGate(num_required, self.pipeline, self._step)
+        self.gate = self._trial.gate
         self.counters = Counters()
         self.read_all = False
         self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
@@ -133,12 +135,13 @@ class Planner:
                 if self.is_over:
                     return
         self.read_all = True
-        if flush and self.gate.num_accumulated:
-            self.gate.open_early()
+        if flush:
+            self._trial.open(early=True)
 
     def push(self, frame: Frame) -> None:
         """Push one frame, and step if that opens the gate. Raises InputError for a bad row."""
-        self.counters.count(*self._ids.push(frame))
+        self.counters.count(*self._trial.admit(frame))
+        self._trial.open()
 
     def _step(self) -> None:
         uses = {name: [frame.ids for frame in self.pipeline.stores[name].look()[0]] for name in self._cached}

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import io
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ import penstock.base.forks as forks
 
 # The size of one write to the system: smaller writes are buffered, larger ones pass through.
 BUFFER_BYTES = 1 << 17
-# ``write_along`` starts writeback of this much at a time.
+# Writeback starts for this much at a time, so that ``sync`` at the end has little to do.
 ALONG_BYTES = 1 << 22
 _SYNC_FILE_RANGE_WRITE = 2
 # Why a file cannot have a second name: another file system, one without links, or too many names.
@@ -87,7 +88,7 @@ class Operations:
         os.unlink(path)
 
     def remove_folder(self, path: Path) -> None:
-        os.rmdir(path)
+        shutil.rmtree(path)
 
 
 @cache
@@ -124,14 +125,11 @@ class _Unbuffered(io.RawIOBase):
         forks.check(self.process, str(self._path))
         with _naming(self._path):
             taken = operations.write(self._file, data)
-        self.num_bytes += taken
-        return taken
-
-    def write_along(self) -> None:
-        if self.num_bytes - self._along >= ALONG_BYTES:
-            first, self._along = self._along, self.num_bytes
-            with _naming(self._path):
+            self.num_bytes += taken
+            if self.num_bytes - self._along >= ALONG_BYTES:
+                first, self._along = self._along, self.num_bytes
                 operations.write_along(self._file, first, self._along - first)
+        return taken
 
     def sync(self) -> None:
         with _naming(self._path):
@@ -157,10 +155,6 @@ class File(io.BufferedWriter):
         self.part = part or unfinished(self.path)
         self._unbuffered = _Unbuffered(self.part, path, kept_bytes)
         super().__init__(self._unbuffered, BUFFER_BYTES)
-
-    def write_along(self) -> None:
-        """Start writeback from time to time, so that ``sync`` at the end has little to do."""
-        self._unbuffered.write_along()
 
     def sync(self) -> None:
         """Make everything written so far durable."""
@@ -293,11 +287,6 @@ def remove(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder with everything in it, or see that it is gone."""
-    for entry in sorted(path.iterdir()) if path.is_dir() else ():
-        if entry.is_dir() and not entry.is_symlink():
-            remove_folder(entry)
-        else:
-            remove(entry)
     with suppress(FileNotFoundError), _naming(path):
         operations.remove_folder(path)
 

@@ -10,11 +10,10 @@ import errno
 import io
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.read_ahead import Blocks
@@ -24,99 +23,13 @@ from penstock.base.filesystem.state_files import open_regular
 _AT_ONCE, _HEADER_BYTES = 1 << 20, 1 << 16
 
 
-class WritableFile(Protocol):
-    """A file that is being written. write_along : starts writeback from time to time"""
-
-    def write(self, data: Any, /) -> int: ...
-    def write_along(self) -> None: ...
-
-
-class FileStore(ABC):
-    """Files by name. All methods raise OSError, which names the file.
+class LocalStore:
+    """The files of a folder on a path, by name. All methods raise OSError, which names the file.
 
     place : for messages
     address : opens the same folder again, on any machine that reaches it
     names_appear_whole : whether a file with a name is always complete
     """
-
-    place: Path | str
-    address: str
-    names_appear_whole: bool
-
-    @abstractmethod
-    def file(self, name: str) -> Path | str:
-        """Return a file's place, for messages."""
-
-    @abstractmethod
-    def exists(self) -> bool:
-        """Return whether there is something of the folder's name."""
-
-    @abstractmethod
-    def is_folder(self) -> bool: ...
-
-    @abstractmethod
-    def is_same(self, other: FileStore) -> bool:
-        """Return whether both exist and are one folder."""
-
-    @abstractmethod
-    def identity(self) -> str:
-        """Return a text that folders have in common if they are one."""
-
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Return the names of the files; none if there is no such folder."""
-
-    @abstractmethod
-    def open(self, name: str, ahead: bool = True) -> BinaryIO:
-        """Open a file. ahead : it is read from its beginning to its end"""
-
-    @abstractmethod
-    def size(self, name: str) -> int: ...
-
-    @abstractmethod
-    def written_s(self, name: str) -> float | None:
-        """Return when a file was written, in seconds since the epoch; None if there is none."""
-
-    @abstractmethod
-    def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
-        """Write a file that gets its name when the block succeeds."""
-
-    @abstractmethod
-    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
-        """Write a file under the name ``unfinished``; then, if ``check`` does not raise, under its name only.
-
-        Raises FileExistsError if there is a file of the name, unless ``replace``. After an error there is no new file.
-        """
-
-    @abstractmethod
-    def adopt(self, name: str, other: FileStore) -> bool:
-        """Give this folder a complete file of another one, without its bytes passing through this machine.
-
-        Return False if that is impossible: between these folders it takes a copy. Replaces a file of the name.
-        """
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Make the names of adopted files durable."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a file, or see that it is gone."""
-
-    @abstractmethod
-    def lock(self) -> int | None:
-        """Create the folder if it is missing, and lock it until ``forks.close`` of the result.
-
-        Raises BlockingIOError if another process has locked it. A store without locks returns None.
-        """
-
-    def read(self, name: str) -> bytes:
-        with self.open(name) as file:
-            return file.read()
-
-
-class LocalStore(FileStore):
-    """A folder on a path."""
 
     names_appear_whole = True
 
@@ -124,43 +37,49 @@ class LocalStore(FileStore):
         self.place, self.address, self._path = path, os.path.abspath(path), path
 
     def file(self, name: str) -> Path:
+        """Return a file's place, for messages."""
         return self._path / name
 
     def exists(self) -> bool:
+        """Return whether there is something of the folder's name."""
         return self._path.exists()
 
     def is_folder(self) -> bool:
         return self._path.is_dir()
 
-    def is_same(self, other: FileStore) -> bool:
-        if not isinstance(other, LocalStore) or not self.is_folder() or not other.is_folder():
-            return False
-        return self._path.samefile(other.file(""))
-
     def identity(self) -> str:
+        """Return a text that two objects for one folder have in common."""
         return str(self._path.resolve())
 
     def names(self) -> Sequence[str]:
+        """Return the names of the files; none if there is no such folder."""
         try:
             return os.listdir(self._path)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> io.BufferedReader:
+        """Open a file. ahead : it is read from its beginning to its end"""
         return open_regular(self._path / name)
 
     def size(self, name: str) -> int:
         return (self._path / name).stat().st_size
 
     def written_s(self, name: str) -> float | None:
+        """Return when a file was written, in seconds since the epoch; None if there is none."""
         with suppress(FileNotFoundError):
             return (self._path / name).stat().st_mtime
         return None
 
-    def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
+    def publishing(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Write a file that gets its name when the block succeeds."""
         return atomic_files.publishing(self._path / name)
 
     def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        """Write a file under the name ``unfinished``; then, if ``check`` does not raise, under its name only.
+
+        Raises FileExistsError if there is a file of the name, unless ``replace``. After an error there is no new file.
+        """
         file = atomic_files.File(self._path / name, self._path / unfinished)
         with file.all_or_nothing():
             file.write(data)
@@ -176,24 +95,36 @@ class LocalStore(FileStore):
         atomic_files.sync_folder(self._path)
 
     def adopt(self, name: str, other: FileStore) -> bool:
+        """Give this folder a complete file of another one, without its bytes passing through this machine.
+
+        Return False if that is impossible: between these folders it takes a copy. Replaces a file of the name.
+        """
         if not isinstance(other, LocalStore):
             return False
         atomic_files.remove(self._path / name)
         return atomic_files.link_if_possible(Path(other.file(name)), self._path / name)
 
     def sync(self) -> None:
+        """Make the names of adopted files durable."""
         atomic_files.sync_folder(self._path)
 
     def remove(self, name: str) -> None:
+        """Remove a file, or see that it is gone."""
         atomic_files.remove(self._path / name)
 
-    def lock(self) -> int:
+    def lock(self) -> int | None:
+        """Create the folder if it is missing, and lock it until ``forks.close`` of the result.
+
+        Raises BlockingIOError if another process has locked it. A store without locks returns None.
+        """
         atomic_files.make_folders(self._path)
         return atomic_files.lock(self._path / ".lock")
 
 
-class RemoteStore(FileStore):
-    """A folder at a URI. A store of objects has no folders: it exists once it has a file.
+class RemoteStore:
+    """The files of a folder at a URI, with the methods of ``LocalStore``.
+
+    A store of objects has no folders: it exists once it has a file.
 
     filesystem, path : as pyarrow.fs has them
     """
@@ -212,9 +143,6 @@ class RemoteStore(FileStore):
     def is_folder(self) -> bool:
         return self._kind() == "Directory"
 
-    def is_same(self, other: FileStore) -> bool:
-        return isinstance(other, RemoteStore) and self.identity() == other.identity()
-
     def identity(self) -> str:
         return f"{self._fs.type_name}:{self._path}"
 
@@ -225,7 +153,7 @@ class RemoteStore(FileStore):
             infos = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
             return [info.base_name for info in infos if info.type.name == "File"]
 
-    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> io.BufferedReader:
         with self._naming(name):
             file = self._fs.open_input_file(self._at(name))
             if ahead:
@@ -246,9 +174,9 @@ class RemoteStore(FileStore):
         return None if written is None else float(written.timestamp())
 
     @contextmanager
-    def publishing(self, name: str) -> Iterator[WritableFile]:
+    def publishing(self, name: str) -> Iterator[BinaryIO]:
         with self._naming(name), self._fs.open_output_stream(self._at(name)) as stream:
-            yield _Upload(stream.write)
+            yield stream
 
     def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
         with self.publishing(unfinished) as file:
@@ -303,12 +231,7 @@ class RemoteStore(FileStore):
             raise
 
 
-class _Upload:
-    def __init__(self, write: Callable[[Any], int]) -> None:
-        self.write = write
-
-    def write_along(self) -> None:
-        """Do nothing: the store uploads parts as it sees fit."""
+FileStore = LocalStore | RemoteStore
 
 
 def place_of(text: str) -> str:

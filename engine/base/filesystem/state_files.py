@@ -6,16 +6,17 @@ import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a regular file, or a link to one. Raises OSError for a pipe, which would wait, a device or a folder."""
-    return open(path, "rb", opener=_opened)
+    return open(path, "rb", opener=_open_if_regular)
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_if_regular(path: str, flags: int) -> int:
     file = os.open(path, flags | os.O_NONBLOCK)  # which opens a pipe without a writer, and changes no regular file
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind == stat.S_IFREG:

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.base.errors import InputError, StateError
+from penstock.base.validation import whole
 from penstock.contrib.accumulators.conditional import Conditional
 from penstock.contrib.accumulators.storage import SparseSums, sparse_sums
 from penstock.core.gradient_checks import (
     contributor_of,
     dense_problem,
     ids_of,
-    scalar_of,
     sizes_of,
     sparse_problem,
     sparse_row_problem,
@@ -143,7 +143,7 @@ class ConditionalAccumulator(Conditional[Array]):
         >>> accumulator.take_gradient(2)
         array([4., 8.], dtype=float32)
         """
-        step, who = scalar_of("local_step", local_step), contributor_of(contributor)
+        step, who = whole("local_step", local_step), contributor_of(contributor)
         array = values_of(value, self.dtype)
 
         def add() -> None:
@@ -274,7 +274,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
         >>> accumulator.take_gradient(1).values
         array([[4., 8.]], dtype=float32)
         """
-        step, who = scalar_of("local_step", local_step), contributor_of(contributor)
+        step, who = whole("local_step", local_step), contributor_of(contributor)
         rows, index = values_of(values, self.dtype), ids_of(ids)
         shape = sizes_of(grad_shape)
         # Check outside the gate's lock; raise only if the gradient is not stale.
@@ -307,12 +307,10 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
         return {**super()._settings(), "tf_compat": self.tf_compat}
 
     def _sum_state(self) -> dict[str, Any]:
+        if not self.num_accumulated():
+            return {}
         state = self._sums.get_state()
-        return (
-            {**state, "values": state["values"].reshape(len(state["ids"]), *self._row)}
-            if self.num_accumulated()
-            else {}
-        )
+        return {**state, "values": state["values"].reshape(len(state["ids"]), *self._row)}
 
     def _checked(self, num: int, state: dict[str, Any]) -> Callable[[], None]:
         row: tuple[int, ...] = ()

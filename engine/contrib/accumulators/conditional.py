@@ -13,8 +13,9 @@ from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.base.errors import CancelledError, StateError, TakeTimeoutError
+from penstock.base.validation import whole
 from penstock.contrib.accumulators.taker_gate import TakerGate
-from penstock.core.gradient_checks import dtype_of, reduction_of, scalar_of, shape_of, shape_text, timeout_of
+from penstock.core.gradient_checks import dtype_of, reduction_of, shape_of, shape_text, timeout_of
 from penstock.model.stats import Stale
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class Conditional(ABC, Generic[T]):
         >>> accumulator.apply_gradient([3.0, 6.0]), future.result()
         (True, array([2., 4.], dtype=float32))
         """
-        return self._gate.take(scalar_of("num_required", num_required), self._produce)
+        return self._gate.take(whole("num_required", num_required), self._produce)
 
     def num_accumulated(self) -> int:
         """Return the number of gradients accumulated since the last take.
@@ -138,7 +139,7 @@ class Conditional(ABC, Generic[T]):
         >>> accumulator.apply_gradient([1.0, 2.0], local_step=4), accumulator.stale.total
         (False, 1)
         """
-        self._gate.set_global_step(scalar_of("global_step", global_step))
+        self._gate.set_global_step(global_step)
 
     @property
     def stale(self) -> Stale:

@@ -17,7 +17,6 @@ from penstock.base.errors import InputError
 from penstock.model.frames import Array, Int64, Rows
 from penstock.model.overflows import overflows_of
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.buffer_pool import divide
 from penstock.pyx.frame_accumulate import Intake
 
 State = dict[str, Array]
@@ -94,7 +93,7 @@ class KernelSums:
         # take, not total.sums[order], which raises SystemError when memory runs out.
         ids, values = total.ids[order], total.sums.take(order, axis=0)
         if mean:
-            divide(values, self._accumulator.counts()[order])
+            values /= self._accumulator.counts()[order].astype(values.dtype)[:, None]
         self._accumulator.drain()
         return ids, values
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.base.errors import CancelledError, UsageError
 from penstock.core.gate import Gate
+from penstock.model.frames import Contributor
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class _Ticket(NamedTuple):
 
 
 class TakerGate(Gate):
-    """Opens for the taker whose turn it is, once as much has arrived as it requires. Without a consumer of its own."""
+    """Opens for the taker whose turn it is, once as much has arrived as it requires."""
 
     def __init__(
         self, global_step: int = 0, *, counted: str = "gradients", clock: Callable[[], float] = time.monotonic
@@ -37,6 +38,22 @@ class TakerGate(Gate):
         self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
         self._completions: list[Callable[[], object]] = []  # of Futures that the current change has served
         self._closed = False
+
+    def admit(self, local_step: int | None, add: Callable[[], None], contributor: Contributor = None) -> bool:
+        """Admit a contribution: call ``add()``, count it, serve the takers that it allows, and return True.
+
+        Count a stale one as such, and return False. If ``add`` raises, nothing is counted. Raises CancelledError if the
+        gate is closed.
+        """
+        return self.change(self._admit, local_step, add, contributor)
+
+    def _admit(self, local_step: int | None, add: Callable[[], None], contributor: Contributor) -> bool:
+        if self.is_stale(local_step):
+            self.count_stale(local_step, contributor)
+            return False
+        add()
+        self.count_contribution(contributor)
+        return True
 
     def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
         """Queue for the next opening with at least num_required contributions.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -95,21 +95,15 @@ def _trees(path: Path) -> dict[str, Path | None]:
 
 def _load(orbax: Any, checkpointer: Any, folder: Path, tree: Any, path: TreePath) -> Array:
     """Load one array of a tree, whatever devices saved it."""
+    import jax
+
     # Without a type, Orbax restores arrays on the devices that saved them, and fails where there are others.
-    arguments = _mapped(tree, lambda _, __: orbax.RestoreArgs(restore_type=np.ndarray))
-    wanted = _mapped(tree, lambda place, leaf: leaf if place == path else orbax.PLACEHOLDER)
+    arguments = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
+    chosen = dict(leaves(tree))[path]
+    wanted = jax.tree.map(lambda leaf: leaf if leaf is chosen else orbax.PLACEHOLDER, tree)
     restored = dict(leaves(checkpointer.restore(folder, item=wanted, restore_args=arguments)))
     array: Array = np.asarray(restored[path])
     return array
-
-
-def _mapped(tree: Any, leaf_of: Callable[[TreePath, Any], Any], path: TreePath = ()) -> Any:
-    """Return the tree with other leaves. leaf_of : path and leaf → the other one"""
-    if isinstance(tree, Mapping):
-        return {key: _mapped(value, leaf_of, (*path, key)) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_mapped(value, leaf_of, (*path, number)) for number, value in enumerate(tree)]
-    return leaf_of(path, tree)
 
 
 def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:

@@ -6,15 +6,13 @@ import io
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.base.errors import listed
+from penstock.io.table_formats.table_format import leaves
 
 _TENSORS = "torch._utils._rebuild_"
-_DEEPEST = 20
-Keys = tuple[Any, ...]
 
 
 class _Stub:
@@ -66,9 +64,9 @@ def refusal(path: Path, origin: str, names: tuple[str, ...]) -> str:
     load = f"torch.load({str(path)!r}, weights_only=False)"
     try:
         state = _state(path, names)
+        stubs = [(keys, value) for keys, value in leaves(state) if isinstance(value, _Stub)]
     except Exception:  # a stub may not do what the pickle expects
         return f"contains an object of {origin}, {only}; save a state_dict, with torch.save"
-    stubs = ((keys, value) for keys, value in _walk(state) if isinstance(value, _Stub))
     place = next((keys for keys, value in stubs if f".{value.origin}".endswith(f".{origin}")), None)
     if place == ():
         advice = f"where you trust the file, torch.save({load}.state_dict(), NEW)"
@@ -78,15 +76,12 @@ def refusal(path: Path, origin: str, names: tuple[str, ...]) -> str:
     if not isinstance(state, dict):
         return f"{problem}; save a state_dict, with torch.save"
     others = [key for key in state if place is None or key != place[0]]
-    with_tensors = [key for key in others if any(_is_tensor(value) for _, value in _walk(state[key]))]
+    tensors = {keys[0] for keys, value in stubs if value.origin.startswith(_TENSORS)}
+    with_tensors = [key for key in others if key in tensors]
     there = f"; the file also has {listed(map(str, others))}" if others else ""
     if not with_tensors:
         return f"{problem}{there}; save a state_dict, with torch.save"
     return f"{problem}{there}; where you trust it, torch.save({load}[{with_tensors[0]!r}], NEW)"
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, _Stub) and value.origin.startswith(_TENSORS)
 
 
 def _state(path: Path, names: tuple[str, ...]) -> Any:
@@ -98,18 +93,3 @@ def _state(path: Path, names: tuple[str, ...]) -> Any:
     with zipfile.ZipFile(path) as archive:
         (name, *_) = [name for name in names if name.endswith("/data.pkl")]
         return _StubUnpickler(io.BytesIO(archive.read(name))).load()
-
-
-def _walk(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Yield the keys that lead to each value, and the value, from the outside in."""
-    yield keys, value
-    if len(keys) == _DEEPEST:
-        return
-    if isinstance(value, dict):
-        items = list(value.items())
-    elif isinstance(value, list | tuple):
-        items = list(enumerate(value))
-    else:
-        return
-    for key, item in items:
-        yield from _walk(item, (*keys, key))

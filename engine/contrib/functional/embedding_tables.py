@@ -341,18 +341,15 @@ class EmbeddingTables:
 
         Examples
         --------
-        >>> import jax
         >>> import penstock as ps
         >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
         >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
         >>> embedding_tables = ps.functional.EmbeddingTables(config)
         >>> tables = embedding_tables.create()
-        >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
-        >>> uses = embedding_tables.preprocess(batch)
         >>> rows = embedding_tables.parameters(tables, "item")["parameters"] * 2
         >>> tables = embedding_tables.load(tables, "item", rows)
-        >>> embedding_tables.gather(tables, uses)["clicked"][:2].tolist()
-        [[4.0, 4.0], [2.0, 2.0]]
+        >>> embedding_tables.lookup(tables, "item", [7, 3]).tolist()
+        [[2.0, 2.0], [2.0, 2.0]]
         """
         parts, layout = self._parts(name), self._definitions[name].layout
         values = checked_parts(name, parts, {WEIGHTS: rows, **slots}, layout.vocabulary_size, layout.part_dims)

@@ -103,8 +103,7 @@ class Embedding(nnx.Module):  # type: ignore[misc]
         learning_rates : mapping of int to float, sequence of float or None
             The rate of this step by dynamic tag.
         """
-        updated = self.embedding_tables.apply(self.tables, uses, gradients, learning_rates)
-        self.load(updated)
+        self.load(self.embedding_tables.apply(self.tables, uses, gradients, learning_rates))
 
     def load(self, tables: Mapping[str, Table]) -> None:
         """Replace the tables, for example by those that ``EmbeddingTables.load`` returns.

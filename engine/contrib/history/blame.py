@@ -19,7 +19,7 @@ from penstock.base.flag_values import local_path
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser, add_flags, add_sources, check_reading, keywords_of
 from penstock.cli.output import Output, count, several
-from penstock.core.gate import Gate
+from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.opening import check_not_read
 from penstock.model.config.embedding import EmbeddingConfig
@@ -69,15 +69,14 @@ def run(args: argparse.Namespace, out: Output) -> None:
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
     key = _key_of(config, table, args.id)
     reader = FrameReader(args.sources, options)
-    gate = Gate(args.num_required or config.gate_num_required or 1)
     blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
 
-    def step(_: int) -> None:
+    def on_open() -> None:
         for frame in waiting:
-            frame.opening = gate.global_step + 1
+            frame.opening = trial.gate.global_step + 1
         waiting.clear()
 
-    gate.open_into(step)
+    trial = TrialGate(args.num_required or config.gate_num_required or 1, None, on_open)
     read, rows, stale_rows = Counter[int](), 0, 0
     with closing(reader.numbered()) as numbered:
         for number, frame in islice(numbered, args.limit):
@@ -87,16 +86,17 @@ def run(args: argparse.Namespace, out: Output) -> None:
             entry = _blamed(frame, table, key, reader.sources[number].name, read[number])
             if entry is not None:
                 blamed.append(entry)
-                waiting.append(entry)
             read[number] += 1
             rows += frame.num_rows
-            if not gate.admit(frame.local_step, lambda: None, frame.contributor):
+            if trial.admit(frame)[1]:
+                waiting += [] if entry is None else [entry]
+            else:
                 stale_rows += frame.num_rows
                 if entry is not None:
                     entry.stale = True
-                    waiting.pop()
-    if args.flush and gate.num_accumulated:
-        gate.open_early()
+            trial.open()
+    if args.flush:
+        trial.open(early=True)
     _say(out, args, blamed, read.total(), rows)
     notes = reader.notes()
     if reader.without_table:

@@ -7,7 +7,8 @@ import sys
 import time
 
 import penstock.base.interrupts as interrupts
-from penstock.checkpoint.versions import Version, branch
+from penstock.checkpoint.source_positions import Positions
+from penstock.checkpoint.versions import NamedCommit, branch
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, place_text, size_text, writing
 
@@ -22,7 +23,7 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    version = Version.of(args.checkpoint, args.at)
+    chosen = NamedCommit.of(args.checkpoint, args.at)
     drawn_s = time.monotonic()
 
     def progress(done: int, total: int) -> None:
@@ -33,9 +34,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
             print(f"\r{size_text(done)} of {size_text(total)}  ", end="", file=sys.stderr, flush=True)
 
     with writing(args.new):
-        commit = branch(version, args.new, progress)
-    lineage = commit.contents["positions"]["lineage"]
-    out.say(f"branched  {place_text(args.new)}: step {commit.step}, commit {commit.number} of {version.folder.path}")
-    out.say(f"lineage   {lineage}")
-    result = {"global_step": commit.step, "commit": commit.number, "lineage": lineage}
+        commit = branch(chosen, args.new, progress)
+    version = Positions.from_state(commit.contents["positions"]).version(commit.step)
+    out.say(f"branched  {place_text(args.new)}: step {commit.step}, commit {commit.number} of {chosen.folder.path}")
+    out.say(f"version   {version}")
+    result = {"global_step": commit.step, "commit": commit.number, "version": str(version)}
     out.result({"branch": place_text(args.new), **result})

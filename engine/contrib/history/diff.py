@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     return int(bool(differences))
 
 
-class _Tables:
+class _Tables(NamedTuple):
     """The tables of a checkpoint or of an ``--out`` folder.
 
     parts : a function of a table's name that returns its weights and slots by name, float32 [num_rows, dim]
@@ -75,11 +75,11 @@ class _Tables:
     changes : of the tables, that the checkpoint records
     """
 
-    def __init__(
-        self, names: set[str], parts: Any, keys: Any, global_step: int | None, changes: Sequence[TableChange] = ()
-    ) -> None:
-        self.names, self.parts, self.keys, self.global_step = names, parts, keys, global_step
-        self.changes = changes
+    names: set[str]
+    parts: Callable[[str], dict[str, Float32]]
+    keys: Callable[[str], Array | None]
+    global_step: int | None
+    changes: Sequence[TableChange] = ()
 
 
 def open_tables(path: str) -> _Tables:

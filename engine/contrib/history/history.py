@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.base.flag_values import local_path
 from penstock.checkpoint.row_history import RowVersion, row_history
 from penstock.checkpoint.store import Commit
-from penstock.checkpoint.versions import Version, all_commits
+from penstock.checkpoint.versions import NamedCommit, all_commits
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output
@@ -30,7 +30,7 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    folder = Version.of(args.checkpoint).folder
+    folder = NamedCommit.of(args.checkpoint).folder
 
     def read(_: Commit) -> list[dict[str, Any]]:
         commits = all_commits(folder)

@@ -2,7 +2,7 @@
 
 A round is one call of every process, or one frame of each one's source. Its frames enter together: the gate counts
 those of all processes, opens after the round that brings ``num_required``, and every process steps. Each sums its own
-frames; the tables add the sums of the processes in the order of ranks (``bridge/processes``).
+frames; the tables add the sums of the processes in the order of ranks (row_exchange.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.base.threads import ThreadTeam
-from penstock.core.engine_core import Context, EngineCore, Pushed, StepObserver
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import NO_FRAMES, Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.model.learning_rates import LearningRates
-from penstock.rows.bridge.mesh_selection import Processes
+from penstock.rows.bridge.mesh_selection import ProcessGroup
 from penstock.rows.table_set import TableSet
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class LockstepCore(EngineCore):
     pipeline: ProcessSums
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> ProcessGroup:
         return self.pipeline.processes
 
     def observe(self, observer: StepObserver) -> None:
@@ -143,7 +144,7 @@ class ProcessSums(Pipeline):
     Tables that keep frames separate apply those of the first process, then those of the second, and so on.
     """
 
-    def __init__(self, stores: Mapping[str, TableStore], team: ThreadTeam, processes: Processes, mean: bool) -> None:
+    def __init__(self, stores: Mapping[str, TableStore], team: ThreadTeam, processes: ProcessGroup, mean: bool) -> None:
         super().__init__(stores, team)
         self.processes, self._mean = processes, mean
 
@@ -190,7 +191,7 @@ def create_core(
     team: ThreadTeam,
 ) -> LockstepCore:
     """Return the core of an engine that spans processes, after all have created an equal one."""
-    processes: Processes | None = tables.processes
+    processes: ProcessGroup | None = tables.processes
     assert processes is not None
     pipeline = ProcessSums(stores, team, processes, reduction == "mean")
     core = LockstepCore(config, tables, pipeline, num_required, reduction, seed)

@@ -210,7 +210,7 @@ class Metrics(MetricsCollector):
                 num_compiles=num_compiles(),
                 problems=tuple(core.tables.programs.problems),
                 seconds=watch.seconds,
-                share=watch.share(),
+                fraction=watch.fraction(),
                 num_skipped=watch.num_skipped,
                 of_service=None if watch.of_service is None else watch.of_service(),
                 first_bad=dict(watch.first_bad),
@@ -286,7 +286,7 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
     yield Gauge("penstock_rows_per_second", "rows over the whole run", counted.rows / seconds if seconds else 0.0)
     yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", counted.held_bytes)
-    share = math.nan if snapshot.share is None else snapshot.share
+    share = math.nan if snapshot.fraction is None else snapshot.fraction
     yield Gauge("penstock_input_read_ratio", "share of the input that is read", share)
 
 

@@ -73,7 +73,6 @@ class MultiPass:
     def __init__(
         self, config: EmbeddingConfig, sources: Sequence[str], mesh: jax.sharding.Mesh | None, options: PassOptions
     ) -> None:
-        check_seekable(sources)
         self._config, self._sources, self._mesh, self._options = config, list(sources), mesh, options
         check_no_version(options.checkpoint)
         self._folder = Folder(options.checkpoint)
@@ -214,7 +213,7 @@ class MultiPass:
                 folder.path, self._mesh, options.threads, config=self._config, share=share, **gate, **self._changes
             )
             if folder is self._folder:
-                engine.session.files.committed["deltas"] = None  # those of the pass begin a new file
+                engine.session.begin_new_deltas()
             return engine
         engine = PassEngine(self._config, self._mesh, seed=options.seed, threads=options.threads, share=share, **gate)
         if options.init is not None:

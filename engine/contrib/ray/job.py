@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.base.errors import PeerError, UsageError
-from penstock.base.validation import share, whole
+from penstock.base.validation import fraction, whole
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import first_names
 from penstock.checkpoint.versions import check_no_version
@@ -102,7 +102,7 @@ class Job:
         if options.checkpoint is None and (options.every is not None or options.resume):
             raise UsageError("every, resume: name a folder for commits, with checkpoint=")
         if options.max_stale is not None:
-            share("max_stale", options.max_stale)
+            fraction("max_stale", options.max_stale)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
         rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
         self._read = ReadOptions.of_config(config, vars(options), on_bad_row=mode, rates_needed=rates.missing)

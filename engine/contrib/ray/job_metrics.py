@@ -10,9 +10,9 @@ from dataclasses import replace
 from penstock.checkpoint.store import Commit
 from penstock.contrib.pages.metrics import MetricsCollector, measured
 from penstock.contrib.shares.joined_reports import joined_snapshots
-from penstock.core.telemetry import STAGES, MetricsSnapshot
+from penstock.core.telemetry import MetricsSnapshot
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.stats import Counters, Stale, TableReport
+from penstock.model.stats import Counters, TableReport
 
 # Between two snapshots: each costs Ray a task per owner.
 EVERY_S = 1.0
@@ -30,17 +30,7 @@ class JobMetrics(MetricsCollector):
     def __init__(self, config: EmbeddingConfig) -> None:
         self.config, self.samples, self.before, self.num_skipped = config, False, Counters(), 0
         tables = {spec.name: TableReport(0, None if spec.dynamic else 0) for spec in config.tables}
-        self._last = MetricsSnapshot(
-            counters=Counters(),
-            stale=Stale(),
-            global_step=0,
-            num_accumulated=0,
-            num_required=0,
-            tables=tables,
-            updated={},
-            stage_s=dict.fromkeys(STAGES, 0.0),
-            first_bad={},
-        )
+        self._last = MetricsSnapshot(tables=tables)
         self._began_s: float | None = None
         self._ended_s: float | None = None
         self._due_s = 0.0
@@ -90,7 +80,7 @@ class JobMetrics(MetricsCollector):
             snapshot,
             counters=self.before.plus(snapshot.counters),
             stage_s={**snapshot.stage_s, "read": read_s},
-            share=sum(shares) / len(read) if len(shares) == len(read) else None,
+            fraction=sum(shares) / len(read) if len(shares) == len(read) else None,
             num_skipped=self.num_skipped,
             first_bad=dict(first_bad),
             commit=None if commit is None else measured(*commit),

@@ -16,7 +16,8 @@ from penstock.base.errors import ConfigError, PenstockError, UsageError
 from penstock.checkpoint.store import Commit, Folder
 from penstock.contrib.ray.readers import Place
 from penstock.contrib.shares import frames_of
-from penstock.core.engine_core import Context, EngineCore
+from penstock.core.engine_core import EngineCore
+from penstock.core.observers import Context
 from penstock.core.telemetry import MetricsSnapshot
 from penstock.model.frames import Float32, Frame, FrameRun, Int64
 from penstock.model.learning_rates import LearningRates
@@ -97,7 +98,7 @@ class Owner:
         self._counters = Counters()
         core.start_counting()
         core.rates = self._rates
-        engine.session.count_into(self._counters)
+        engine.session.ledger.count_into(self._counters)
         engine.watch.counters = self._counters
         if self._samples is not None:
             from penstock.contrib.pages.metrics import Metrics  # needs the extra metrics
@@ -107,7 +108,7 @@ class Owner:
             engine.watch.look_closer()
         self._deltas = None if options.deltas is None else Deltas(core, DeltaOptions.among(vars(options)))
         positions = None if folder is None else engine.session.positions.get_state()
-        return Begun(core.global_step, core.changed_step, engine.session.totals.frames, positions)
+        return Begun(core.global_step, core.changed_step, engine.session.ledger.totals.frames, positions)
 
     def apply(self, stop: Place | None, flush: bool, *parts: Any) -> Applied:
         """Apply the frames of a block in the order of their places, as far as ``stop``; none after an error.

@@ -62,22 +62,18 @@ class WholeTables:
 
     def _stream(self, name: str, part: int, order: Int64 | None = None) -> Iterator[Float32]:
         """Yield rows in blocks. order : positions in the order of the state hash; None: all of them"""
-        spec, count = self._specs[name], len(self._shares)
-        if spec.dynamic is None:
-            orders = None
-            sizes = np.array([Share(rank, count, spec.vocabulary_size, self._mod).num_rows for rank in range(count)])
-        else:
+        spec, orders, num_rows = self._specs[name], None, self._specs[name].vocabulary_size
+        if spec.dynamic is not None:
             orders = [share.rows_in_hash_order(name)[0] for share in self._shares]
-            sizes = np.array([len(rows) for rows in orders])
+            firsts = np.cumsum([0, *map(len, orders)])
+            num_rows = int(firsts[-1])
+        whole = Share(0, len(self._shares), spec.vocabulary_size, self._mod)
         at_once = max(1, _BLOCK_BYTES // (4 * spec.dim))
-        firsts = np.cumsum(sizes) - sizes
-        num_rows = sizes.sum() if order is None else len(order)
         for first in range(0, num_rows, at_once):
-            block = (
-                np.arange(first, min(first + at_once, num_rows)) if order is None else order[first : first + at_once]
-            )
-            if self._mod and spec.dynamic is None:
-                ranks, local_rows = block % count, block // count
+            block = np.arange(first, min(first + at_once, num_rows))
+            block = block if order is None else order[block]
+            if orders is None:
+                ranks, local_rows = whole.locate(block)
             else:
                 ranks = np.searchsorted(firsts, block, "right") - 1
                 local_rows = block - firsts[ranks]

@@ -28,7 +28,7 @@ from penstock.contrib.connectors.kafka_client import (
 )
 from penstock.serving.flight import Delta
 from penstock.serving.followers.changes import changes_of
-from penstock.serving.followers.target import Position, Stored, TableRows, Target
+from penstock.serving.followers.target import Stored, TableRows, Target
 from penstock.serving.followers.target_kinds import TargetKind
 
 TARGET = TargetKind(
@@ -85,7 +85,7 @@ class KafkaTopic(Target):
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         for delta in deltas:
-            after = Stored(new.job, Position(delta.epoch, delta.step))
+            after = Stored(new.job, delta.version)
             self.compare(self._last_mark(), before)
             with self._transaction(after) as send:
                 _send_rows(send, changes_of([delta], new.job))
@@ -113,7 +113,7 @@ class KafkaTopic(Target):
     def _transaction(self, new: Stored) -> Iterator[Any]:
         """Give a function that sends a key and a value, in one transaction that ends with the mark."""
         producer = self._connect()
-        headers = [(STEP, str(new.position.step).encode())]
+        headers = [(STEP, str(new.version.step).encode())]
 
         def send(key: bytes, value: bytes | None, **place: int) -> None:
             while True:

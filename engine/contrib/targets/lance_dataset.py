@@ -167,7 +167,7 @@ class LanceDataset(Target):
 
 
 def _properties(new: Stored) -> dict[str, str]:
-    return {EPOCH: new.position.epoch, STEP: str(new.position.step)}
+    return {EPOCH: new.version.epoch, STEP: str(new.version.step)}
 
 
 def _any_of(changes: Sequence[TableRows], unsigned: bool) -> str:

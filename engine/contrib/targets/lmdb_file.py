@@ -117,9 +117,8 @@ class LmdbFile(Target):
                     self.compare(self._read(env, txn), before)
                     write(env, txn)
                     state = env.open_db(STATE, txn)
-                    txn.put(b"job", new.job.encoded().encode(), db=state)
-                    txn.put(b"epoch", new.position.epoch.encode(), db=state)
-                    txn.put(b"step", str(new.position.step).encode(), db=state)
+                    for name, text in new.texts().items():
+                        txn.put(name.encode(), text.encode(), db=state)
                 return
             except self._lmdb.MapFullError:
                 self._map_bytes *= 2

@@ -84,7 +84,7 @@ class ParquetFolder(Target):
             yield
 
     def _write(self, new: Stored, tables: dict[str, TableRows]) -> None:
-        folder = self._path / f"step-{new.position.step:012d}-{secrets.token_hex(4)}"
+        folder = self._path / f"step-{new.version.step:012d}-{secrets.token_hex(4)}"
         try:
             with TablesWriter(folder) as writer:
                 for name, form in new.job.tables.items():

@@ -25,7 +25,6 @@ from penstock.serving.followers.row_table import blocks_of, row_schema, row_tabl
 from penstock.serving.followers.target import (
     FILE_ERRORS,
     FollowedJob,
-    Position,
     Stored,
     TableRows,
     Target,
@@ -74,7 +73,7 @@ class PythonFunction(Target):
             raise StateError(f"{self._state}: not a file that penstock follow --state wrote; use another") from None
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
-        step = new.position.step
+        step = new.version.step
         with self._compared(before):
             self._state.unlink(missing_ok=True)
             self._call(_batch([], new.job).replace_schema_metadata({FULL_COPY: b"true"}), step)
@@ -86,8 +85,8 @@ class PythonFunction(Target):
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         with self._compared(before):
             for delta in deltas:
-                self._call(_batch(changes_of([delta], new.job), new.job), delta.step)
-                self._keep(Stored(new.job, Position(delta.epoch, delta.step)))
+                self._call(_batch(changes_of([delta], new.job), new.job), delta.version.step)
+                self._keep(Stored(new.job, delta.version))
 
     @contextmanager
     def _compared(self, before: Stored | None) -> Iterator[None]:

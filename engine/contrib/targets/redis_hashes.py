@@ -272,8 +272,7 @@ class RedisHashes(Target):
                 pipe.hmget(rows_key(table), "0")
             pipe.multi()
             write(pipe)
-            state = {"job": new.job.encoded(), "epoch": new.position.epoch, "step": new.position.step}
-            pipe.hset(STATE, mapping=state)
+            pipe.hset(STATE, mapping=new.texts())
             pipe.execute()
 
     @contextmanager

@@ -82,10 +82,10 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         leaf = leaf_of(rows, self._like, needs_grad, padding)
         if leaf.requires_grad:
             self._warn_without_step()
-            ids = {name: looked_up.ids[name] for name in names}
+            ids, step = {name: looked_up.ids[name] for name in names}, looked_up.pulled.version.step
             # Pending once a backward pass reaches it: until then, only the graph refers to it, and zero_grad drops
             # nothing whose backward pass is still to come.
-            add = partial(_add_pending, self.store, next(self.store.passes), ids, looked_up.pulled.step, padding)
+            add = partial(_add_pending, self.store, next(self.store.passes), ids, step, padding)
             leaf.register_post_accumulate_grad_hook(add)
         return leaf
 

@@ -23,6 +23,7 @@ from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_
 from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
+from penstock.model.version import Version
 from penstock.serving.flight import Client
 from penstock.serving.flight.messages import Ack
 from penstock.serving.flight.producer import Producer
@@ -61,8 +62,8 @@ class ServiceStore(Store):
         self._last_call = LimitedCall[Any]("")
         status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
         self.num_required, self.reduction = status["num_required"], status["reduction"]
-        self._lineage, self._epoch = status["lineage"], status["epoch"]
-        self.report = StepReport(status["global_step"], 0, 0, status["pending"])
+        self._version = status.version  # of the newest rows that are known
+        self.report = StepReport(self._version.step, 0, 0, status["pending"])
         self.tables = {name: _info(schema) for name, schema in schemas.items()}
         self._kind = list_type(info.dim for info in self.tables.values())
         self._names = pa.array(list(self.tables), pa.utf8())
@@ -111,21 +112,21 @@ class ServiceStore(Store):
         while True:
             check_awaited()
             waits_for(purpose)
-            results = [self._client.lookup(part, True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
-            first = min(results, key=lambda result: result.step)
-            if first.lineage != self._lineage:
+            results = [self._client.lookup(part, consistent=True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
+            first = min((result.version for result in results), key=lambda version: version.step)
+            if first.lineage != self._version.lineage:
                 raise StateError(
                     f"{self._uri}: the service's state is another one than before; it was restarted "
                     "without its checkpoint, or with another one"
                 )
-            if first.step >= self.report.step and all(result.epoch == self._epoch for result in results):
+            if first.step >= self.report.step and {result.version.epoch for result in results} == {self._version.epoch}:
                 parts = {name: [result[name] for result in results if name in result] for name in ids}
                 rows = {
                     name: _writable(part[0] if len(part) == 1 else np.concatenate(part)) for name, part in parts.items()
                 }
-                return Pulled(rows, first.step, first.epoch)
+                return Pulled(rows, first)
             self._settle()  # the service has restarted
-            self._epoch = results[-1].epoch
+            self._version = results[-1].version
 
     @property
     def _client(self) -> Client:
@@ -215,7 +216,7 @@ class ServiceStore(Store):
             with self._lock:
                 if self._producer is None:
                     status = self._pusher.status()
-                    self.report = self.report._replace(step=status["global_step"], pending=status["pending"])
+                    self.report = self.report._replace(step=status.version.step, pending=status["pending"])
                     return
                 answer = self._producer.poll()
                 is_opened = not self.synchronous or not self._producer.num_in_gate
@@ -264,15 +265,14 @@ class ServiceStore(Store):
 
         self._limited(commit, f"a commit with frame {self.frames} of '{self.contributor}'")
 
-    def reference(self) -> dict[str, Any]:
-        return {"lineage": self._lineage, "epoch": self._epoch, "step": self.report.step, "digest": ""}
+    def reference(self) -> dict[str, str]:
+        return {"version": str(self._version.at(self.report.step)), "digest": ""}
 
-    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-        uri = self._uri
-        if saved["lineage"] != current["lineage"]:
-            return f"{uri} has the tables of another history of steps than these modules were saved with"
-        if saved["step"] > current["step"]:
-            return f"expected tables of {uri} at step {saved['step']} or later, got step {current['step']}"
+    def _difference(self, saved: Version, current: Version) -> str:
+        if saved.lineage != current.lineage:
+            return f"{self._uri} has the tables of another history of steps than these modules were saved with"
+        if saved.step > current.step:
+            return f"expected tables of {self._uri} at step {saved.step} or later, got step {current.step}"
         return ""
 
     def _close(self) -> None:

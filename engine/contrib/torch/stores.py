@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 import penstock.base.forks as forks
-from penstock.base.errors import StateError, UsageError, listed
+from penstock.base.errors import StateError, UsageError, listed, unreleased
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
+from penstock.model.version import Version
 from penstock.pyx.id_table import IdTable
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Ids = Array
 T = TypeVar("T")
 
+_SAVE_BOTH = "save the engine whenever you save the modules, and restore both"
 # How many of the last frames a prefetched batch can have missed; one that missed more is pulled again.
 _MOST_MISSED = 8
 
@@ -61,11 +63,10 @@ class StepReport(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """Rows of one step. epoch : of that step; of an engine in this process, ''"""
+    """Rows of one version."""
 
     rows: dict[str, Float32]
-    step: int
-    epoch: str = ""
+    version: Version
 
 
 class Block(NamedTuple):
@@ -151,17 +152,18 @@ class Store(ABC):
         """
         changed = self._changed_since(ids, pulled)
         current = self.pull({name: ids[name][indices] for name, indices in changed.items()})
-        ours = sum(step > pulled.step for step, _ in self._missed)
+        step = pulled.version.step
+        ours = sum(missed > step for missed, _ in self._missed)
         is_alone = self.num_required == 1 and all(self.tables[name].changes_alone for name in ids)
-        if current.epoch != pulled.epoch or current.step != pulled.step + ours or (ours and not is_alone):
+        if current.version != pulled.version.at(step + ours) or (ours and not is_alone):
             return self.pull(ids)
         for name, indices in changed.items():
             pulled.rows[name][indices] = current.rows[name]
-        return pulled._replace(step=current.step)
+        return pulled._replace(version=current.version)
 
     def _changed_since(self, ids: Mapping[str, Ids], pulled: Pulled) -> dict[str, Int64]:
         """Return by table the indices of ids that frames of ours contained after they were pulled."""
-        frames = [frame for step, frame in self._missed if step > pulled.step]
+        frames = [frame for step, frame in self._missed if step > pulled.version.step]
         changed = {}
         for name, table_ids in ids.items():
             table = IdTable(len(table_ids))
@@ -192,7 +194,12 @@ class Store(ABC):
 
     def check_reference(self, reference: Mapping[str, Any]) -> None:
         """Raise StateError unless this store has the state that a state_dict refers to."""
-        problem = self._difference(reference, self.reference())
+        if "lineage" in reference:
+            raise unreleased("load_state_dict", "save the modules again")
+        version, current = Version(reference["version"]), self.reference()
+        problem = self._difference(version, Version(current["version"]))
+        if not problem and reference["digest"] and current["digest"] and reference["digest"] != current["digest"]:
+            problem = f"the engine has another commit of step {version.step} than the modules; {_SAVE_BOTH}"
         if problem:
             raise StateError(f"load_state_dict: {problem}")
 
@@ -252,12 +259,12 @@ class Store(ABC):
         """Return all rows of a static table, float32, shape (vocabulary_size, dim)."""
 
     @abstractmethod
-    def reference(self) -> dict[str, Any]:
-        """Return what identifies the state of the tables, as plain data."""
+    def reference(self) -> dict[str, str]:
+        """Return what identifies the state of the tables, as plain data: their version, and a commit's digest."""
 
     @abstractmethod
-    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-        """Return why tables cannot be those of a saved reference; '' if they can."""
+    def _difference(self, saved: Version, current: Version) -> str:
+        """Return why tables cannot be those of a saved version; '' if they can."""
 
     @abstractmethod
     def _close(self) -> None: ...
@@ -287,7 +294,7 @@ class EngineStore(Store):
         engine = self._engine
         with engine.still():
             rows = {name: engine.lookup(name, table_ids, forward=True) for name, table_ids in ids.items()}
-            return Pulled(rows, engine.global_step)
+            return Pulled(rows, engine.version)
 
     def _push(self, blocks: Sequence[Block], step: int) -> None:
         frame = {name: (ids, rows) for block in blocks for name, ids, rows in block.parts()}
@@ -305,21 +312,14 @@ class EngineStore(Store):
     def whole(self, table: str) -> Float32:
         return self._engine.retrieve_parameters(table)["parameters"]
 
-    def reference(self) -> dict[str, Any]:
-        last, lineage = self._engine.session.last, self._engine.session.positions.lineage
-        return {
-            "lineage": "" if lineage is None else lineage.id,
-            "epoch": "" if lineage is None else lineage.current.id,
-            "step": self._engine.global_step,
-            "digest": "" if last is None or not last[0].files else last[0].files[-1].digest,
-        }
+    def reference(self) -> dict[str, str]:
+        last = self._engine.session.last
+        digest = "" if last is None or not last[0].files else last[0].files[-1].digest
+        return {"version": str(self._engine.version), "digest": digest}
 
-    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-        advice = "save the engine whenever you save the modules, and restore both"
-        if saved["step"] != current["step"]:
-            return f"expected tables at step {saved['step']}, got step {current['step']}; {advice}"
-        if saved["digest"] and current["digest"] and saved["digest"] != current["digest"]:
-            return f"the engine has another commit of step {current['step']} than the modules; {advice}"
+    def _difference(self, saved: Version, current: Version) -> str:
+        if saved.step != current.step:
+            return f"expected tables at step {saved.step}, got step {current.step}; {_SAVE_BOTH}"
         return ""
 
     def _close(self) -> None:

@@ -90,7 +90,7 @@ class _Collection(StoreModule):
         jagged = jagged_features(features, self._features)
         values = {name: ids_of(feature.values, f"feature '{name}': ") for name, feature in jagged.items()}
         uses: dict[str, list[str]] = {name: list(config.feature_names) for name, config in self._configs.items()}
-        ids, index = planned({name: _joined([values[feature] for feature in uses[name]]) for name in uses})
+        ids, index = planned({name: np.concatenate([values[feature] for feature in uses[name]]) for name in uses})
         places: dict[tuple[str, str], Ids] = {}
         for name, of_table in uses.items():
             ends = np.cumsum([len(values[feature]) for feature in of_table])[:-1]
@@ -149,10 +149,6 @@ class _Collection(StoreModule):
             f"({name}): {config.num_embeddings}, {config.embedding_dim}, features={list(config.feature_names)}"
             for name, config in self._configs.items()
         )
-
-
-def _joined(arrays: Sequence[Ids]) -> Ids:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class EmbeddingBagCollection(_Collection):

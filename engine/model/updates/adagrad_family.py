@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass
+from typing import ClassVar
 
 from penstock.model.updates.optimizer_class import (
     NOT_NEGATIVE,
@@ -178,7 +179,7 @@ class AdagradMomentum(Optimizer):
 class _Accumulating(KeywordOptimizer):
     """The arguments and the slot that TensorFlow's messages of the family have in common."""
 
-    slot_names = ("accumulators",)
+    slot_names: ClassVar[tuple[str, ...]] = ("accumulators",)
     first_slot_argument = "initial_accumulator_value"
 
     learning_rate: LearningRate = 0.001

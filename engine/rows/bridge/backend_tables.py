@@ -57,8 +57,8 @@ class BackendTables(Protocol):
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         """Set one part of rows. ids : int: of the first of consecutive rows"""
 
-    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        """Queue writes of all parts of rows, each float32 (n, floats of the part)."""
+    def put(self, member: int, ids: Int64, rows: Float32) -> None:
+        """Queue a write of all parts of rows, side by side: float32 (n, floats of all parts)."""
 
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
         """Queue writes of weights, and of the starts to the slots.
@@ -89,6 +89,11 @@ class BackendTables(Protocol):
 def row_ids(ids: Int64 | int, count: int) -> Int64:
     """Return ids; the first of consecutive rows stands for all of them."""
     return np.arange(ids, ids + count) if isinstance(ids, int) else ids
+
+
+def parts_of(rows: Float32, layout: Layout) -> list[Float32]:
+    """Return the parts of rows, each contiguous. rows : float32 (n, floats of all parts)"""
+    return [np.ascontiguousarray(part) for part in np.split(rows, np.cumsum(layout.part_dims)[:-1], axis=1)]
 
 
 def quoted(names: Sequence[str]) -> str:

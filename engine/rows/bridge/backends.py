@@ -32,7 +32,7 @@ from penstock.rows.bridge.backend_tables import BackendTables, quoted
 from penstock.rows.bridge.cached_tables import CachedTables
 from penstock.rows.bridge.devices import HOST, AnyMesh, check_memory, platform
 from penstock.rows.bridge.host_tables import Allocate, HostTables
-from penstock.rows.bridge.mesh_selection import Processes, on_jax
+from penstock.rows.bridge.mesh_selection import ProcessGroup, on_jax
 from penstock.rows.bridge.row_cache import RowCache
 from penstock.rows.bridge.row_format import WITHOUT_KERNEL
 from penstock.rows.bridge.sharding import Layout, TableDefinition
@@ -51,7 +51,7 @@ def create_tables(
     team: ThreadTeam,
     variant: str | None = None,
     preferred: Mapping[str, str] = MappingProxyType({}),
-    processes: Processes | None = None,
+    processes: ProcessGroup | None = None,
     moving: bool = False,
     allocate: Allocate | None = None,
 ) -> list[BackendTables]:
@@ -80,8 +80,8 @@ def create_tables(
             others.append(definition._replace(layout=formatted(layout, table_variant)))
     if processes is not None:  # one program runs on the devices of all
         processes.agree(f"Engine(…), tables by {[*variants, *('host' for _ in on_cpu)]}")
-    share = _requested(STACKS, ("on", "off")) != "off" and not moving
-    groups = [on_cpu] if share else [[definition] for definition in on_cpu]
+    stacks = _requested(STACKS, ("on", "off")) != "off" and not moving
+    groups = [on_cpu] if stacks else [[definition] for definition in on_cpu]
     created: list[BackendTables] = []
     for group in filter(None, groups):
         with _allocating(group):
@@ -94,7 +94,7 @@ def create_tables(
 
     others = [table._replace(layout=replace(table.layout, num_devices=mesh.size)) for table in others]
     dispatcher = Dispatcher(team)  # shared by all tables, as are its arenas
-    for members in stacked(others) if share else [[member] for member in range(len(others))]:
+    for members in stacked(others) if stacks else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.
         table_variant, problem = variants[members[0]], problems[group[0].layout.name]
@@ -145,7 +145,7 @@ def requested_variant() -> str | None:
 
 
 def choose(
-    mesh: AnyMesh, layout: Layout, rule: UpdateRule, preferred: str | None = None, processes: Processes | None = None
+    mesh: AnyMesh, layout: Layout, rule: UpdateRule, preferred: str | None = None, processes: ProcessGroup | None = None
 ) -> tuple[str, str]:
     """Return the variant for a table, and why its kernel failed its canary ("": it did not, or there was none).
 
@@ -176,7 +176,9 @@ def formatted(layout: Layout, variant: str) -> Layout:
     return replace(layout, halved=halved, by_row=variant == "sparsecore")
 
 
-def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, processes: Processes | None = None) -> bool:
+def possible(
+    variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, processes: ProcessGroup | None = None
+) -> bool:
     """Return whether a variant can update tables of that layout by that rule on these devices."""
     if variant == "host":
         return not host_tables.obstacle(mesh, layout, rule)
@@ -260,7 +262,7 @@ def create_placed(
     devices: AnyMesh,
     team: ThreadTeam,
     preferred: Mapping[str, str],
-    processes: Processes | None,
+    processes: ProcessGroup | None,
     allocate: Allocate | None = None,
 ) -> tuple[list[BackendTables], dict[str, CachedTables]]:
     """Create tables, with weights of 0. Returns all, of which some are stacks, and the cached ones by name.

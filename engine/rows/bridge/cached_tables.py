@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.model.frames import Float32, Int64
-from penstock.rows.bridge.backend_tables import BackendTables, row_ids
+from penstock.rows.bridge.backend_tables import BackendTables, parts_of, row_ids
 from penstock.rows.bridge.row_cache import Moves, RowCache
 from penstock.rows.bridge.row_format import without_marks
 
@@ -68,7 +68,6 @@ class CachedTables:
         self.compiler, self.problems = device.compiler, device.problems
         self.copies_any_number = host.copies_any_number and device.copies_any_number
         (layout,) = host.layouts
-        self._ends = np.cumsum(layout.part_dims)[:-1]  # of the parts, in a row of all parts
         self._num_floats = sum(layout.part_dims)
         self._keys: Callable[[Int64], Int64] = layout.ids
         self._descents: deque[_Descent] = deque()
@@ -132,7 +131,7 @@ class CachedTables:
         if len(up):
             parts = np.empty((len(up), self._num_floats), np.float32)
             self._host.copy_rows(0, rows[up], parts)()
-            self._device.put(0, moves.places[up], self._split(parts))
+            self._device.put(0, moves.places[up], parts)
 
     def _find_new(self, rows: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
         """Return where the new ones among rows are in ``_new``, and which of the rows are new: bool (n,)."""
@@ -147,14 +146,9 @@ class CachedTables:
             began_s = time.perf_counter()
             wait()
             self.moved.waited_s += time.perf_counter() - began_s
-            for part, values in enumerate(self._split(parts)):
-                self._host.write(0, rows, values, part)
+            self._host.put(0, rows, parts)
             self._is_descending[rows] = False
             self._descents.popleft()
-
-    def _split(self, parts: Float32) -> list[Float32]:
-        """Return the parts of rows, each contiguous. parts : float32 (n, floats of all parts)"""
-        return [np.ascontiguousarray(part) for part in np.split(parts, self._ends, axis=1)]
 
     # ---- rows wherever they are
 
@@ -197,8 +191,8 @@ class CachedTables:
             self._device.write(0, places[here], values[here], part)
             self._host.write(0, rows[~here], values[~here], part)
 
-    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        for part, values in enumerate(parts):
+    def put(self, member: int, ids: Int64, rows: Float32) -> None:
+        for part, values in enumerate(parts_of(rows, self.layouts[0])):
             self.write(member, ids, values, part)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:

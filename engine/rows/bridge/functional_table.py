@@ -231,8 +231,9 @@ def apply(
     >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
     >>> uses = embedding_tables.preprocess(batch)
     >>> gradients = {"clicked": jax.numpy.ones((8, 2))}
-    >>> updated = ps.bridge.apply(config.table("item").rule, tables["item"], uses["item"], gradients, 0.25)
-    >>> ps.bridge.gather(updated, uses["item"])["clicked"][:2].tolist()
+    >>> update = jax.jit(ps.bridge.apply, static_argnums=0)
+    >>> updated = update(config.table("item").rule, tables["item"], uses["item"], gradients, 0.25)
+    >>> jax.jit(ps.bridge.gather)(updated, uses["item"])["clicked"][:2].tolist()
     [[1.25, 1.25], [0.5, 0.5]]
     """
     if isinstance(rule, UpdateRule) and rule.non_lazy:

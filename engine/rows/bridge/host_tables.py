@@ -66,7 +66,7 @@ def rule_name(rule: UpdateRule) -> str:
 
 
 def numbers(rule: UpdateRule) -> dict[str, float]:
-    """Return a rule's parameters and switches as update.Plan takes them; a disabled limit is infinite."""
+    """Return a rule's parameters and switches as update.TableRule takes them; a disabled limit is infinite."""
     inf = float("inf")
     switches = {
         "gradient_min": -inf if rule.gradient_min is None else rule.gradient_min,
@@ -82,12 +82,12 @@ def numbers(rule: UpdateRule) -> dict[str, float]:
 class HostTables:
     """BackendTables that lie in one array per device; every call returns when its work is done.
 
-    Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
+    Rows lie where ``Layout.locate`` says; with DIV sharding on one device, in the order of their ids.
 
     team : the threads that update rows; target : of ``accumulator.targets()``; "": the best
     allocate : the memory of rows and of the counters of their pages
 
-    arrays : of each device, float32 (n,); plans : where in them each table lies
+    arrays : of each device, float32 (n,); rules : where in them each table lies, and what updates it
     counters : of the pages of each device, uint64 (threads, n), once they are counted
     """
 
@@ -104,18 +104,21 @@ class HostTables:
         allocate: Allocate | None = None,
     ) -> None:
         self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
-        self._starts = [definition.starts for definition in definitions]
-        plans: list[update.Plan] = []
+        # Of each table, the floats of the slots of a row that nothing has updated.
+        self._starts = [np.repeat(table.starts, table.layout.part_dims[1:]) for table in definitions]
+        rules: list[update.TableRule] = []
         for definition in definitions:
             # Start at a cache line, so that no two tables share one.
-            first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
-            plans.append(_plan(definition, first, target))
+            first = -(-rules[-1].end // LINE_FLOATS) * LINE_FLOATS if rules else 0
+            rules.append(_table_rule(definition, first, target))
         self._allocate, num_parts = allocate or zeros, self.layouts[0].num_devices
-        self.plans, self.counters = plans, tuple[npt.NDArray[np.uint64], ...]()
-        self.arrays = tuple(self._allocate("rows", plans[-1].end, np.float32) for _ in range(num_parts))
-        self._step, self._team = update.Step(plans, self.arrays), team
+        self.rules, self.counters = rules, tuple[npt.NDArray[np.uint64], ...]()
+        self.arrays = tuple(self._allocate("rows", rules[-1].end, np.float32) for _ in range(num_parts))
+        for array in self.arrays:
+            for rule, layout, starts in zip(rules, self.layouts, self._starts, strict=True):
+                array[rule.first_float : rule.end].reshape(-1, rule.row_floats)[:, layout.dim :] = starts
+        self._step, self._team = update.Step(rules, self.arrays), team
         self._lock = threading.Lock()
-        call_under(self._lock, self._run, self._step.start)
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
         call_under(self._lock, self._run, self._step.update, updates)
@@ -123,28 +126,22 @@ class HostTables:
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         call_under(self._lock, self._run, self._step.copy, member, ids, values, part, True)
 
-    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        for part, values in enumerate(parts):
-            self.write(member, ids, values, part)
+    def put(self, member: int, ids: Int64, rows: Float32) -> None:
+        call_under(self._lock, self._run, self._step.copy, member, ids, rows, None, True)
 
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
-        first = 0
-        starts: list[Float32] = []
+        first, dim = 0, self.layouts[member].dim
         for block in weights:
-            starts = starts or [
-                np.full((len(block), dim), start, np.float32)
-                for dim, start in zip(self.layouts[member].part_dims[1:], self._starts[member], strict=True)
-            ]
-            block_ids = ids[first : first + len(block)]
-            for part, values in enumerate([block, *starts]):
-                self.write(member, block_ids, values[: len(block_ids)], part)
+            rows = np.empty((len(block), self.rules[member].row_floats), np.float32)
+            rows[:, :dim], rows[:, dim:] = block, self._starts[member]
+            self.put(member, ids[first : first + len(block)], rows)
             first += len(block)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         call_under(self._lock, self._run, self._step.copy, member, ids, out, part, False)
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
-        call_under(self._lock, self._run, self._step.copy_all, member, ids[: len(out)], out)
+        call_under(self._lock, self._run, self._step.copy, member, ids[: len(out)], out, None, False)
         return self.wait
 
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
@@ -166,9 +163,9 @@ class HostTables:
 
     def view(self, member: int) -> Float32:
         """Return the weights of a table that has one part, in id order: read-only, without a copy."""
-        plan, layout = self.plans[member], self.layouts[member]
+        rule, layout = self.rules[member], self.layouts[member]
         floats = np.frombuffer(self.arrays[0].data.toreadonly(), np.float32)  # for good
-        rows = floats[plan.first_float : plan.end].reshape(-1, plan.row_floats)
+        rows = floats[rule.first_float : rule.end].reshape(-1, rule.row_floats)
         return rows[: layout.vocabulary_size, : layout.dim]
 
     def frame_steps(self, member: int, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps:
@@ -208,20 +205,19 @@ def zeros(kind: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(memory, dtype, count)
 
 
-def _plan(definition: TableDefinition, first_float: int, target: str) -> update.Plan:
+def _table_rule(definition: TableDefinition, first_float: int, target: str) -> update.TableRule:
     layout, rule = definition.layout, definition.rule
-    return update.Plan(
+    return update.TableRule(
         rule_name(rule),
         numbers(rule),
-        (0.0, *definition.starts),
-        layout.dim,
-        layout.vocabulary_size,
-        NUM_SHARDS,
-        layout.mod,
-        layout.rows_per_shard,
-        layout.shards_per_device,
-        rule.non_lazy,
-        target,
-        first_float,
-        layout.name,
+        dim=layout.dim,
+        vocabulary_size=layout.vocabulary_size,
+        num_shards=NUM_SHARDS,
+        mod=layout.mod,
+        rows_per_shard=layout.rows_per_shard,
+        shards_per_device=layout.shards_per_device,
+        non_lazy=rule.non_lazy,
+        target=target,
+        first_float=first_float,
+        name=layout.name,
     )

@@ -91,7 +91,7 @@ class LookupPlan:
                 raise UsageError(
                     f"feature '{path}': {shape[0]} samples cannot be distributed evenly over {num_devices} devices"
                 )
-        owners, rows = layout.place(unique_ids)
+        owners, rows = layout.locate(unique_ids)
         asking = [_asking(owners, rows, features, uses, device, num_devices) for device in range(num_devices)]
         owned = []
         for owner in range(num_devices):
@@ -172,12 +172,12 @@ def _asking(
     """Return the lookups of one device. owners, rows : where the unique ids are"""
     indices, samples, gains, before = [], [], [], 0
     for feature, use in zip(features, uses, strict=True):
-        share = _samples(feature, num_devices)
-        start, stop = np.searchsorted(use.samples, [device * share, (device + 1) * share]).tolist()
+        of_device = _samples(feature, num_devices)
+        start, stop = np.searchsorted(use.samples, [device * of_device, (device + 1) * of_device]).tolist()
         indices.append(use.rows[start:stop])
-        samples.append(use.samples[start:stop].astype(np.int64) - device * share + before)
+        samples.append(use.samples[start:stop].astype(np.int64) - device * of_device + before)
         gains.append(np.ones(stop - start, np.float32) if use.gains is None else use.gains[start:stop])
-        before += share
+        before += of_device
     index = np.concatenate(indices)
     requested = np.zeros(len(rows), bool)
     requested[index] = True

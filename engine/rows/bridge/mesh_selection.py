@@ -29,8 +29,8 @@ DEV, CHIPS, MISSED = Path("/dev"), ("nvidia[0-9]*", "accel[0-9]*"), ", and this 
 LIBRARIES = ("TPU_LIBRARY_PATH", "PJRT_NAMES_AND_LIBRARY_PATHS")
 
 
-class Processes(Protocol):
-    """The processes that a mesh spans (``bridge/processes``). rank : of this process; count : of processes"""
+class ProcessGroup(Protocol):
+    """The processes that a mesh spans (``contrib/meshes`` has them). rank : of this process; count : of processes"""
 
     rank: int
     count: int
@@ -99,9 +99,9 @@ def on_jax(mesh: AnyMesh) -> Mesh:
     return jax_devices.cpu_mesh(mesh.size)
 
 
-def processes_of(mesh: AnyMesh) -> Processes | None:
+def processes_of(mesh: AnyMesh) -> ProcessGroup | None:
     """Return the processes that a mesh spans; None: only this one. Raises UsageError."""
     if isinstance(mesh, HostMesh) or not mesh.is_multi_process:
         return None
-    processes: Processes = import_module(PROCESSES["agreement"]).Processes(mesh)
+    processes: ProcessGroup = import_module(PROCESSES["agreement"]).Processes(mesh)
     return processes

@@ -148,9 +148,9 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
             grads = ops.rounded(jnp.zeros((size, line.width), jnp.float32))
             waiting = [(grads, line_arrays.of_half(line, ~done, half)) for half in range(line.halves)]
             rounding = []
-            if line.places is not None:
+            if line.row_ids is not None:
                 rows = lines[:, None] * line.group + jnp.arange(line.group)
-                rounding = [(key, line.places.ids(jnp, jax.lax.axis_index(AXIS), rows))]
+                rounding = [(key, line.row_ids.ids(jnp, jax.lax.axis_index(AXIS), rows))]
             new = updated(ops, rule, line, lr, waiting, planes, *rounding)
             return tuple(
                 jax.lax.dynamic_update_slice_in_dim(array, part, first, 0)

@@ -2,7 +2,7 @@
 
 A victim is a row that the use does not need: the one whose next use is farthest, where an unknown next use is farther
 than every known one; among equals the one whose last use is oldest; then the one with the smallest mix.
-docs/placement.md states the rule. Victims among the keys of a dynamic table are chosen in pyx/keys/victims.pyx.
+docs/placement.md states the rule. Victims among the keys of a dynamic table are chosen in pyx/keys/shard_decisions.pyx.
 """
 
 from __future__ import annotations

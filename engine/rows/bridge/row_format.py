@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from penstock.model.frames import Float32, Int32, Int64
-from penstock.rows.bridge.stochastic_rounding import Places
+from penstock.rows.bridge.stochastic_rounding import RowIds
 
 # A quiet NaN with a payload. Arithmetic produces 0x7FC00000 or an operand's payload, and operands are finite.
 UNTOUCHED = 0x7FE5A5A5
@@ -43,7 +43,7 @@ WITHOUT_KERNEL = {"pallas": BY_ROW, "sparsecore": {"user_defined_program"}}
 class Line:
     """The format of a table's lines; hashable, as a key of the program cache.
 
-    places : of a table with bfloat16 weights; else None
+    row_ids : of a table with bfloat16 weights; else None
     halved : store an array of one strip as the halves of its words
     row_slots : a slot has one number per row; else it is a plane
     """
@@ -51,7 +51,7 @@ class Line:
     dim: int
     num_slots: int
     lanes: int = 1
-    places: Places | None = None
+    row_ids: RowIds | None = None
     halved: bool = False
     row_slots: bool = False
 
@@ -67,7 +67,7 @@ class Line:
     @property
     def halves(self) -> int:
         """Number of weights in a word."""
-        return 1 if self.places is None else 2
+        return 1 if self.row_ids is None else 2
 
     @property
     def group(self) -> int:

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from penstock.model.frames import Int64
 
 MOST_TERMS, RUN = 4, 16
-# The fewest nodes of the first level, and the share of each level in the one before, at least: so few sizes occur.
-FEWEST, SHARE = 8, 8
+# The fewest nodes of the first level, and the part of each level in the one before, at least: so few sizes occur.
+FEWEST, LEAST_PART = 8, 8
 
 
 class Values(NamedTuple):
@@ -99,7 +99,7 @@ class SegmentSums(NamedTuple):
         levels: list[int] = []
         for first, _ in self.levels:
             # A level has less than half the nodes of the one before, for MOST_TERMS are exceeded by one node of RUN.
-            levels.append(max(at_least(len(first)), levels[-1] // SHARE if levels else FEWEST))
+            levels.append(max(at_least(len(first)), levels[-1] // LEAST_PART if levels else FEWEST))
         return SumSizes(at_least(int(self.counts.max(initial=1))), tuple(levels))
 
     def padded(

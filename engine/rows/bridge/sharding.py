@@ -1,8 +1,8 @@
-"""The mapping from logical to physical rows: the device of an id's row, and its place there.
+"""The mapping from logical to physical rows: the device of an id's row, and its number there.
 
 The logical table is (vocabulary_size, dim), with slots of the same shape or of one number per row. The configuration's
 strategy assigns rows to a fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of
-devices up to NUM_SHARDS works, and a row's place inside its shard never depends on that number.
+devices up to NUM_SHARDS works, and a row's number inside its shard never depends on that number.
 
 A device's rows lie in lines of ``group`` rows (row_format.py describes them). On a CPU or GPU a line is one row, with
 weights and slots side by side, so that one gather fetches both. On a TPU a line is as wide as the vector registers.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from penstock.base.errors import ConfigError
@@ -24,7 +25,7 @@ from penstock.model.frames import Int32, Int64
 from penstock.model.updates import UpdateRule
 from penstock.pyx import partition
 from penstock.rows.bridge.row_format import Line
-from penstock.rows.bridge.stochastic_rounding import Places
+from penstock.rows.bridge.stochastic_rounding import RowIds
 
 Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # creates an array: (shape, dtype) → array
 
@@ -142,9 +143,9 @@ class Layout:
 
     @cached_property
     def line(self) -> Line:
-        """The line format that programs are compiled for. Only bfloat16 needs places; other tables can share them."""
-        places = Places(*self.shards, self.among) if self.bfloat16 else None
-        return Line(self.dim, self.num_slots, self.lanes, places, self.halved, self.row_slots)
+        """The line format that programs are compiled for. Only bfloat16 needs the ids of rows; others can share it."""
+        row_ids = RowIds(*self.shards, self.among) if self.bfloat16 else None
+        return Line(self.dim, self.num_slots, self.lanes, row_ids, self.halved, self.row_slots)
 
     @property
     def unit(self) -> int:
@@ -165,20 +166,18 @@ class Layout:
         first, stride = self.among
         return first + stride * rows
 
-    def place(self, ids: Int64) -> tuple[Int32, Int32]:
+    def locate(self, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of every id, and its row there."""
-        return partition.place(ids, *self.shards, self.num_devices)
+        devices, rows = np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
+        counts = np.zeros(self.num_devices, np.int64)
+        partition.destinations(ids, *self.shards, 1, 0, devices, rows, None, counts)
+        return devices, rows
 
     def id_at(self, device: int, row: int) -> int:
-        """Return the id of a row of a device, the inverse of ``place``; of a table on the host."""
+        """Return the id of a row of a device, the inverse of ``locate``; of a table on the host."""
         if not self.mod and self.num_devices == 1:
             return row
-        shard, number = divmod(row, self.rows_per_shard)
-        shard += device * self.shards_per_device
-        if self.mod:
-            return number * NUM_SHARDS + shard
-        quotient, remainder = divmod(self.vocabulary_size, NUM_SHARDS)
-        return shard * quotient + min(shard, remainder) + number
+        return int(RowIds(*self.shards).numbers(np, device, row))
 
 
 class TableDefinition(NamedTuple):

@@ -157,9 +157,8 @@ class Stack:
     def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of each id of a table, and its row there, counted as rows of that table's lines."""
         table = self.tables[member]
-        devices, rows = table.place(ids)
-        rows += np.int32(self.first_lines[member] * table.line.group)
-        return devices, rows
+        devices, rows = table.locate(ids)
+        return devices, rows + np.int32(self.first_lines[member] * table.line.group)
 
     def slices(self, devices: Int32) -> Iterator[slice]:
         """Yield slices that bring at most MAX_BUCKET rows to each device. devices : int32 (n,), of every row"""

@@ -25,8 +25,8 @@ LARGEST = 0x7F7F0000
 
 
 @dataclass(frozen=True)
-class Places:
-    """The mapping from a device's rows to the ids that key their rounding: the inverse of ``Layout.place``.
+class RowIds:
+    """The mapping from a device's rows to the ids that key their rounding: the inverse of ``Layout.locate``.
 
     among : as in Layout
     """
@@ -41,9 +41,10 @@ class Places:
     def ids(self, xp: ModuleType, device: Array, rows: Array) -> Array:
         """Return the ids, modulo 2**32, of a device's rows: uint32."""
         first, stride = self.among
-        return self._numbers(xp, device, rows).astype(xp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
+        return self.numbers(xp, device, rows).astype(xp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
 
-    def _numbers(self, xp: ModuleType, device: Array, rows: Array) -> Array:
+    def numbers(self, xp: ModuleType, device: Array, rows: Array) -> Array:
+        """Return the rows of the table that a device's rows are."""
         shards = device * self.shards_per_device + rows // self.rows_per_shard
         inside = rows % self.rows_per_shard
         if self.mod:

@@ -5,7 +5,8 @@ computed, the lines of block i + 1 are being fetched and those of block i - 1 wr
 no two blocks share a line. Pads are never fetched: the number of other lines is read at run time.
 
 Issuing copies takes longer than their bytes. So the loop that starts those of a full block is unrolled, and
-one wait counts the bytes of all of them. The compiler adds no bounds checks: ``partition.place`` has checked the ids.
+one wait counts the bytes of all of them. The compiler adds no bounds checks: ``partition.destinations`` has checked the
+ids.
 """
 
 from __future__ import annotations

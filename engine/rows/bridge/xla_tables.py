@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from penstock.base.integrations import KERNELS
 from penstock.model.frames import Float32, Int64, UInt32
 from penstock.rows.bridge import programs
-from penstock.rows.bridge.backend_tables import quoted, row_ids
+from penstock.rows.bridge.backend_tables import parts_of, quoted, row_ids
 from penstock.rows.bridge.dispatcher import Dispatcher
 from penstock.rows.bridge.packing import Packer, Routing
 from penstock.rows.bridge.program_cache import Programs, compiler_of
@@ -213,8 +213,8 @@ class XlaTables:
             self._dispatcher.submit(reader, partial(self._write, reader, member, block_ids, block, programs.NEW_ROWS))
             first += len(block)
 
-    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        reader = self._writing(member)
+    def put(self, member: int, ids: Int64, rows: Float32) -> None:
+        reader, parts = self._writing(member), parts_of(rows, self.layouts[member])
 
         def write() -> None:
             for part, values in enumerate(parts):

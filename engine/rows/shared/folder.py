@@ -24,6 +24,7 @@ from penstock.base.errors import CapacityError, StateError, UsageError, listed
 from penstock.base.filesystem.atomic_files import make_folders
 from penstock.base.filesystem.state_files import open_regular
 from penstock.base.validation import place
+from penstock.model.version import Version
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.shared.header import (
     CLOSED,
@@ -49,7 +50,7 @@ class SharedFolder:
 
     Locks the folder until ``close``, or until the program ends. Raises StateError if another program writes it.
 
-    words : of the published generation; None: none is published yet
+    words, history : of the published generation; None: none is published yet. Its history is changed within a step
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -64,7 +65,7 @@ class SharedFolder:
             gc.collect()  # an engine of this process that nothing refers to any more
             self._lock = lock(self.path)
         self.words: StepWords | None = None
-        self._history: HeaderHistory | None = None
+        self.history: HeaderHistory | None = None
         self._published = self._newest()
         self._files: dict[str, int] = {}  # of the next generation
         self._names: dict[int, str] = {}  # address of an array → its file
@@ -120,15 +121,14 @@ class SharedFolder:
         self,
         tables: Sequence[TableLayout],
         threads: int,
-        step: int,
+        version: Version,
         durable_step: int = 0,
         config: str = "",
-        history: tuple[str, str] = ("", ""),
         within_step: bool = False,
     ) -> StepWords:
         """Make the next generation the one that readers open, and return its words.
 
-        step, durable_step : which rows the files have; history : lineage and epoch
+        version, durable_step : which rows the files have
         within_step : the rows are between this step and the next one, which the caller ends
         """
         data = packed(Description(self.generation, boot_id(), config, threads, self._files, tables))
@@ -138,9 +138,9 @@ class SharedFolder:
             memory[:] = data
             header = np.frombuffer(memory, np.uint8)
             words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
-            self._history = HeaderHistory(header)
-            self._history.write(*history)
-            words.end(step)
+            self.history = HeaderHistory(header)
+            self.history.write(version)
+            words.end(version.step)
             if within_step:
                 words.begin()
             words.durable_step = durable_step
@@ -171,11 +171,6 @@ class SharedFolder:
                 return
         problem = "the shared tables are gone: the folder was removed or replaced; start again"
         raise OSError(errno.ESTALE, problem, os.fspath(self.path))
-
-    def set_history(self, lineage: str, epoch: str) -> None:
-        """Store lineage and epoch, between the ``begin`` and the ``end`` of a step."""
-        assert self._history is not None
-        self._history.write(lineage, epoch)
 
     def fail(self) -> None:
         """Mark the published tables as those of a step that failed half way: readers refuse them."""

@@ -19,19 +19,20 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.base.errors import StateError, short
+from penstock.base.errors import StateError, UsageError, short
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.model.frames import Int64
+from penstock.model.version import Version
 from penstock.pyx.row_reads import StepWords
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 
 HEADER = "tables"  # the file
 MAGIC, FORMAT = b"penstock", 1
@@ -46,6 +47,7 @@ _HEAD = struct.Struct("<8sII32s")
 # Kind, generation, number. The header has such a name until it is complete.
 FILE_NAME = re.compile(r"(?:rows|pages|keys|tables)-[0-9]{1,18}-[0-9]{1,9}")
 _MOST = 2**48  # of every count: products of three are checked without overflow in Python
+_COUNTS = ("dim", "num_rows", "num_shards", "rows_per_shard", "shards_per_part", "row_floats")
 _KEY_FIELDS = ("file", "salt", "expire_after", "absent")
 _ABSENT_FIELDS = ("kind", "first", "second", "key")
 _DRAWN_KINDS = ("normal", "uniform")
@@ -66,7 +68,7 @@ class TableLayout:
     """Where the rows of a table lie.
 
     num_rows : ids are below it; of a table with keys, that many have a row at once
-    num_shards, mod, rows_per_shard, shards_per_part : as in ``pyx.partition.place``
+    num_shards, mod, rows_per_shard, shards_per_part : as in ``pyx.partition.destinations``
     row_floats : of a row with its slots, which follow the ``dim`` weights
     rows, pages : the files of every device: rows from ``first_float`` on, counters of pages from ``first_page`` on
     keys : of a dynamic table
@@ -125,22 +127,22 @@ def packed(description: Description) -> bytes:
     return head.ljust(DESCRIPTION_BEGIN, b"\0") + text
 
 
-def unpacked(data: bytes, place: Path) -> Description:
-    """Return the description of a header. Raises StateError, which names ``place``, for anything but a whole header."""
+def unpacked(data: bytes, path: Path) -> Description:
+    """Return the description of a header. Raises StateError, which names ``path``, for anything but a whole header."""
     if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
-        raise StateError(f"{place}: is no header of shared tables; expected a folder that --shared wrote")
+        raise StateError(f"{path}: is no header of shared tables; expected a folder that --shared wrote")
     _, number, length, digest = _HEAD.unpack_from(data)
     if number != FORMAT:
-        raise StateError(f"{place}: has format {number}, this version reads {FORMAT}; use the version that wrote it")
+        raise StateError(f"{path}: has format {number}, this version reads {FORMAT}; use the version that wrote it")
     text = data[DESCRIPTION_BEGIN:]
     if len(text) != length:
-        raise StateError(f"{place}: truncated: {len(text):,} bytes of description, expected {length:,}")
+        raise StateError(f"{path}: truncated: {len(text):,} bytes of description, expected {length:,}")
     if hashlib.sha256(text).digest() != digest:
-        raise StateError(f"{place}: damaged: its checksum does not match")
+        raise StateError(f"{path}: damaged: its checksum does not match")
     try:
         return _description(_Fields(parsed_json(text)))
     except (ValueError, OverflowError) as error:
-        raise StateError(f"{place}: damaged: {short(str(error))}") from None
+        raise StateError(f"{path}: damaged: {short(str(error))}") from None
 
 
 class HeaderHistory:
@@ -150,22 +152,26 @@ class HeaderHistory:
         self._texts = header[HISTORY_BEGIN:_SEQUENCE_BEGIN].reshape(2, _TEXT_BYTES)
         self._words = StepWords(header[_SEQUENCE_BEGIN : _SEQUENCE_BEGIN + 64].view(np.uint64))
 
-    def write(self, lineage: str, epoch: str) -> None:
-        """Raises ValueError for longer texts than fit."""
-        texts = [text.encode("ascii").ljust(_TEXT_BYTES, b"\0") for text in (lineage, epoch)]
-        if max(map(len, texts)) > _TEXT_BYTES:
-            raise ValueError(f"expected at most {_TEXT_BYTES} bytes, got lineage '{lineage}' and epoch '{epoch}'")
+    def write(self, version: Version) -> None:
+        """Store those of a version, whose texts are no longer."""
+        texts = [text.encode("ascii").ljust(_TEXT_BYTES, b"\0") for text in (version.lineage, version.epoch)]
         self._words.begin()
         self._texts[:] = np.frombuffer(b"".join(texts), np.uint8).reshape(2, -1)
         self._words.end(0)
 
-    def read(self) -> tuple[str, str]:
-        """Return lineage and epoch, which one call of ``write`` stored."""
+    def read(self, step: int) -> Version:
+        """Return the version of a step with lineage and epoch, which one call of ``write`` stored.
+
+        Raises StateError if they are none.
+        """
         while True:
             sequence = self._words.settled()
             lineage, epoch = (text.tobytes().rstrip(b"\0").decode("ascii", "replace") for text in self._texts)
             if self._words.is_still(sequence):
-                return lineage, epoch
+                try:
+                    return Version.of(lineage, epoch, step)
+                except UsageError as error:
+                    raise StateError(f"the header of shared tables is damaged: {error}") from None
 
 
 # ---- hostile input
@@ -232,22 +238,15 @@ def _description(fields: _Fields) -> Description:
 
 def _table(fields: _Fields, sizes: Mapping[str, int]) -> TableLayout:
     table = TableLayout(
-        fields.text("name"),
-        fields.whole("dim", 1),
-        fields.whole("num_rows", 1),
-        fields.whole("num_shards", 1),
-        fields.get("mod", bool, "true or false"),
-        fields.whole("rows_per_shard", 1),
-        fields.whole("shards_per_part", 1),
-        fields.whole("row_floats", 1),
-        fields.whole("first_float"),
-        fields.whole("first_page"),
-        fields.files("rows"),
-        fields.files("pages"),
-        fields.text("id_type", ("int64", "uint64").__contains__),
+        name=fields.text("name"),
+        mod=fields.get("mod", bool, "true or false"),
+        rows=fields.files("rows"),
+        pages=fields.files("pages"),
+        id_type=fields.text("id_type", ("int64", "uint64").__contains__),
+        keys=None if fields.values.get("keys") is None else _key_file(fields.get("keys", list, "a list")),
+        **{count: fields.whole(count, 1) for count in _COUNTS},
+        **{first: fields.whole(first) for first in ("first_float", "first_page")},
     )
-    if fields.values.get("keys") is not None:
-        table = replace(table, keys=_key_file(fields.get("keys", list, "a list")))
     if not table.rows or len(table.rows) != len(table.pages):
         raise ValueError(f"table '{table.name}': {len(table.rows)} files of rows, {len(table.pages)} of pages")
     keys = (table.keys.file,) if table.keys is not None else ()

@@ -24,8 +24,8 @@ def lock(path: Path) -> int:
     """Lock the folder until ``unlock`` of the result. Raises StateError if another program writes its tables."""
     if not hasattr(fcntl, "F_OFD_SETLK"):
         raise UsageError(f"{path}: shared tables need Linux")
-    place = os.fspath(path / LOCK)
-    file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    name = os.fspath(path / LOCK)
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:
@@ -34,7 +34,7 @@ def lock(path: Path) -> int:
             raise StateError(
                 f"{path}: another program writes the shared tables of this folder; stop it first"
             ) from None
-        error.filename = place
+        error.filename = name
         raise
     return forks.keep(file)
 

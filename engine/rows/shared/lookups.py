@@ -86,38 +86,33 @@ def table_of(tables: Mapping[str, TableReads], name: Any, place: str) -> TableRe
 def read_tables(
     tables: Mapping[str, TableReads],
     words: StepWords,
-    wanted: Mapping[str, Int64],
-    out: Mapping[str, Float32],
+    ids: Mapping[str, Any],
+    out: Mapping[str, Any],
     consistent: bool,
     check: Check,
-) -> int:
-    """Copy rows of several tables to ``out``, and return their step: with ``consistent`` of all, else of the oldest.
+    place: str,
+) -> tuple[dict[str, Float32], int]:
+    """Return rows of several tables, and their step: with ``consistent`` of all, else of the oldest.
 
-    wanted : ids of each table; check : called while the lookup waits
-    Raises UsageError for an id outside its table.
+    ids, out : by table, as of a lookup; check : called while the lookup waits; place : of the tables, for messages
+    Raises UsageError for unknown tables, and for ids that are none of their table.
     """
+    if not isinstance(ids, Mapping):
+        raise UsageError(f"expected a mapping of tables to ids, got {type(ids).__name__}")
+    layouts = {name: table_of(tables, name, place).layout for name in ids}
+    wanted = {name: _stored_ids(layouts[name], values) for name, values in ids.items()}
+    rows = {name: _checked_out(name, out.get(name), len(wanted[name]), layout.dim) for name, layout in layouts.items()}
     while True:
         sequence = words.settled() if consistent else words.sequence
         if consistent and sequence & 1:
             check(f"step {words.step + 1} runs, and the rows of one step were requested")
             continue
         step = words.step
-        for name, ids in wanted.items():
-            tables[name].read(ids, out[name], check)
+        for name, table_ids in wanted.items():
+            tables[name].read(table_ids, rows[name], check)
         if not consistent or words.is_still(sequence):
-            return step
+            return rows, step
         check("a step ran during every copy of the rows of one step")
-
-
-def checked_ids(tables: Mapping[str, TableReads], ids: Mapping[str, Any], place: str) -> dict[str, Int64]:
-    """Return the ids of a lookup as int64 (n,), by table. Raises UsageError for unknown tables and other ids.
-
-    ``TableReads.read`` finds ids outside a table.
-    """
-    if not isinstance(ids, Mapping):
-        raise UsageError(f"expected a mapping of tables to ids, got {type(ids).__name__}")
-    layouts = {name: table_of(tables, name, place).layout for name in ids}
-    return {name: _stored_ids(layouts[name], values) for name, values in ids.items()}
 
 
 def _stored_ids(layout: TableLayout, ids: Any) -> Int64:
@@ -128,7 +123,7 @@ def _stored_ids(layout: TableLayout, ids: Any) -> Int64:
     return array.reshape(-1).copy().view(np.int64)  # those of a message need not be aligned
 
 
-def checked_out(table: str, out: Any, num_rows: int, dim: int) -> Float32:
+def _checked_out(table: str, out: Any, num_rows: int, dim: int) -> Float32:
     """Return ``out``, or a new array: float32 (num_rows, dim). Raises UsageError for an array that does not fit."""
     if out is None:
         return np.empty((num_rows, dim), np.float32)

@@ -210,20 +210,15 @@ class Connection:
 
     def retried(self, attempt: Callable[[], T]) -> T:
         """Repeat a call over new connections until it succeeds or patience ends."""
-        patience = Patience(self.patience_s, starts_over=False)  # an attempt may take longer than it
-        while True:
-            try:
-                answer = attempt()
-                patience.good()
-                return answer
-            except (PenstockError, flight.FlightError, pa.ArrowException, OSError) as error:
-                self.recover(error, patience)
+        kinds = (PenstockError, flight.FlightError, pa.ArrowException, OSError)
+        # An attempt may take longer than its patience.
+        return Patience(self.patience_s, starts_over=False).call(attempt, self.lost, kinds)
 
-    def recover(self, error: BaseException, patience: Patience) -> None:
-        """Pause for a new connection after an error. Raises it if that cannot help, or patience is over."""
+    def lost(self, error: BaseException) -> PenstockError:
+        """Close the connection after an error, which is returned. Raises it if a new connection cannot help."""
         problem = self.passing(error)
         self.close()
-        patience.wait(problem)
+        return problem
 
     def passing(self, error: BaseException) -> PenstockError:
         """Return an error that a new connection may fix, converted; raise any other one."""

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.base.interrupts as interrupts
-from penstock.base.errors import ServiceError, UsageError, UsageTypeError
+from penstock.base.errors import ServiceError, UsageError, UsageTypeError, listed
 from penstock.base.validation import whole
 from penstock.model.config.id_ranges import integer_ids
 from penstock.model.frames import Array, Float32
+from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.connection import Connection
 from penstock.serving.flight.messages import DIMS, LOOKUP, decoded, encoded, received
 
@@ -29,25 +30,6 @@ _SCHEMAS = {
     kind: pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", kind)])
     for kind in (pa.int64(), pa.uint64())
 }
-
-
-class LookupResult(dict[str, Float32]):
-    """The rows of a lookup: table → float32, shape (n, dim), in the order of its ids.
-
-    Attributes
-    ----------
-    step : int
-        No row is older than this step. With ``consistent=True``, every row is of this step.
-    durable_step : int or None
-        The step of the last commit: a crash of the service may take back later changes. None: there is no checkpoint.
-    lineage, epoch : str
-        Of ``step``.
-    """
-
-    step: int
-    durable_step: int | None
-    lineage: str
-    epoch: str
 
 
 class LookupRequest:
@@ -59,7 +41,9 @@ class LookupRequest:
     def __init__(self, ids: Mapping[str, Any], consistent: bool, timeout_ms: int) -> None:
         if not isinstance(ids, Mapping):
             raise UsageTypeError(f"ids: expected a mapping from tables to ids, got {type(ids).__name__}")
-        arrays = {name: _integers(name, values) for name, values in ids.items()}
+        if not all(isinstance(name, str) for name in ids):
+            raise UsageTypeError(f"ids: expected the names of tables, got {listed(map(repr, ids))}")
+        arrays = {name: integer_ids(name, values, flat=True) for name, values in ids.items()}
         self.counts = {name: len(array) for name, array in arrays.items()}
         self.metadata = _consistent(whole("timeout_ms", timeout_ms, 0)) if consistent else b""
         codes = np.repeat(np.arange(len(arrays), dtype=np.int32), list(self.counts.values()))
@@ -73,15 +57,13 @@ class LookupRequest:
         if (error := stamp.get("error")) is not None:
             raise received(str(error.get("kind")), str(error.get("message")), address)
         values: Float32 = answer.data.column("row").values.to_numpy()  # an answer is no slice, and has no nulls
-        result, end = LookupResult(), 0
+        rows, end = dict[str, Float32](), 0
         for name, count in self.counts.items():
             begin, end = end, end + count * dims[name]
-            result[name] = values[begin:end].reshape(-1, dims[name])
+            rows[name] = values[begin:end].reshape(-1, dims[name])
         if len(values) != end:
             raise ServiceError(f"{address}: expected {end:,} values of rows, got {len(values):,}")
-        result.step, result.durable_step = stamp["step"], stamp["durable_step"]
-        result.lineage, result.epoch = stamp["lineage"], stamp["epoch"]
-        return result
+        return LookupResult(rows, Version(stamp["version"]), stamp["durable_step"])
 
 
 @lru_cache(maxsize=8)
@@ -100,12 +82,6 @@ def _consistent(timeout_ms: int) -> bytes:
 def _names(tables: tuple[str, ...]) -> pa.Array:
     """Return names of tables, as the same array for the same names: Arrow then sends it once per stream."""
     return pa.array(tables, pa.utf8())
-
-
-def _integers(table: str, ids: Any) -> Array:
-    if not isinstance(table, str):
-        raise UsageTypeError(f"ids: expected the names of tables, got {table!r}")
-    return integer_ids(table, ids, flat=True)
 
 
 def _joined(arrays: Mapping[str, Array]) -> Array:

@@ -24,7 +24,6 @@ from penstock.base.errors import (
     ServiceError,
     StateError,
     UsageError,
-    short,
 )
 
 END = "penstock.end"
@@ -33,8 +32,8 @@ GRADIENTS, EXCHANGE, DELTAS, TABLE, LOOKUP = "gradients", "exchange", "deltas", 
 # In the metadata of the schemas of lookups: the dim of every table, as JSON.
 DIMS = b"penstock.dims"
 
-# The key in the schema metadata of a stream of deltas.
-_START = "penstock.start"
+# In the metadata of the schema of deltas: the version that they begin at, and one of their epoch.
+START, VERSION = b"penstock.start", b"penstock.version"
 
 MAX_NAME = 256
 
@@ -146,50 +145,6 @@ class Ack:
         Ack
         """
         return cls(**{key: value for key, value in message["ack"].items() if key in cls.__dataclass_fields__})
-
-
-class ReaderPosition(NamedTuple):
-    """The position of a reader of deltas.
-
-    since : the step of its rows; None: the one that the retained deltas begin at
-    lineage : of this step; None: unknown, so that the service cannot check it
-    epoch : of this step; None: the first epoch of the lineage
-    """
-
-    since: int | None = None
-    lineage: str | None = None
-    epoch: str | None = None
-
-    @classmethod
-    def of(cls, request: Mapping[str, Any]) -> ReaderPosition:
-        """Parse a request for deltas. Raises UsageError."""
-        since, lineage, epoch = (request.get(key) for key in cls._fields)
-        if since is not None and type(since) is not int:
-            raise UsageError(f"since: expected a step, got {short(repr(since))}")
-        for key, text in (("lineage", lineage), ("epoch", epoch)):
-            if text is not None and not isinstance(text, str):
-                raise UsageError(f"{key}: expected the {key} of a table or a delta, got {short(repr(text))}")
-        if epoch is not None and lineage is None:
-            raise UsageError("epoch: names an epoch of a lineage; give lineage too")
-        return cls(since, lineage, epoch)
-
-    def after(self, step: int, epoch: str) -> ReaderPosition:
-        """Return the position after a delta that leads to a step. A service that says no lineage says no epoch."""
-        return self._replace(since=step, epoch=None if self.lineage is None else epoch)
-
-    def ticket(self, follow: bool) -> dict[str, Any]:
-        """Return the ticket for the deltas after this position."""
-        return {DELTAS: {**self._asdict(), "follow": follow}}
-
-    def added_to(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema of a stream that begins at this position."""
-        return schema.with_metadata({**(schema.metadata or {}), _START: encoded(self._asdict())})
-
-    @classmethod
-    def of_stream(cls, schema: pa.Schema) -> ReaderPosition | None:
-        """Return the position that a stream begins at; None from a service that does not say it."""
-        text = (schema.metadata or {}).get(_START.encode())
-        return None if text is None else cls.of(decoded(text, _START))
 
 
 class FrameMetadata(NamedTuple):

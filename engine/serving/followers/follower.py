@@ -18,11 +18,11 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import DeltasGoneError, ServiceError, StateError, TargetError, UsageError
 from penstock.base.events import report
 from penstock.io.patience import Patience
-from penstock.model.lineage import FIRST_EPOCH, Epoch, Lineage
+from penstock.model.version import FIRST_EPOCH, Epoch, Lineage, Version
 from penstock.serving.flight import Client, Delta, TableAt
 from penstock.serving.flight.connection import as_source
 from penstock.serving.followers.changes import changes_of, merged
-from penstock.serving.followers.target import FollowedJob, MovedError, Position, Stored, TableRows, Target
+from penstock.serving.followers.target import FollowedJob, MovedError, Stored, TableRows, Target
 
 # Deltas that are applied together, so that a follower that is behind needs fewer transactions.
 MOST_BYTES = 64 << 20
@@ -38,10 +38,8 @@ class Progress:
 
     Attributes
     ----------
-    step : int or None
-        Step of the target's rows; None: not known yet.
-    epoch : str or None
-        Epoch of ``step``.
+    version : Version or None
+        Of the target's rows; None: not known yet.
     deltas, transactions : int
         Applied.
     full_copies : int
@@ -54,8 +52,7 @@ class Progress:
         How often the target held an earlier state than the follower left there.
     """
 
-    step: int | None = None
-    epoch: str | None = None
+    version: Version | None = None
     deltas: int = 0
     transactions: int = 0
     full_copies: int = 0
@@ -63,6 +60,10 @@ class Progress:
     removed: int = 0
     retries: int = 0
     set_back: int = 0
+
+    @property
+    def step(self) -> int | None:
+        return None if self.version is None else self.version.step
 
 
 @dataclass
@@ -210,14 +211,14 @@ class Follower:
             self._check_not_behind(stored, last)
         if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
             self.progress.set_back += 1
-            step = None if stored is None else stored.position.step
-            report(logging.WARNING, "target_set_back", target=self.target.name, step=step, had=before.position.step)
+            step = None if stored is None else stored.version.step
+            report(logging.WARNING, "target_set_back", target=self.target.name, step=step, had=before.version.step)
         self._note_stored(stored)
         self._is_read = True
 
     def _check_not_behind(self, stored: Stored, last: Stored) -> None:
         if stored.is_ahead_of(last, self._epochs):
-            there, here = stored.position, last.position
+            there, here = stored.version, last.version
             same = "" if there.epoch == here.epoch else f" of epoch {there.epoch}"
             job = "" if stored.job == last.job else " of another job or history"
             raise StateError(
@@ -229,17 +230,15 @@ class Follower:
         """Note what the target holds."""
         self._stored, self._tried = stored, None
         self._last = stored or self._last
-        position = None if stored is None else stored.position
-        self.progress.step = None if position is None else position.step
-        self.progress.epoch = None if position is None else position.epoch
+        self.progress.version = None if stored is None else stored.version
 
     def _apply_published(self, stored: Stored) -> bool:
-        """Apply the deltas after a position. Return whether there are any."""
+        """Apply the deltas after a version. Return whether there are any."""
         waiting: list[Delta] = []
-        num_bytes, position, lineage = 0, stored.position, stored.job.lineage
+        num_bytes = 0
         with as_source():
             self.client.status()  # a service that has stopped to answer would keep a stream waiting for ever
-            for delta in self.client.deltas(position.step, lineage=lineage, epoch=position.epoch):
+            for delta in self.client.deltas(stored.version):
                 interrupts.check()
                 waiting.append(delta)
                 num_bytes += sum(batch.nbytes for batch in delta.batches)
@@ -252,7 +251,7 @@ class Follower:
 
     def _apply(self, job: FollowedJob, deltas: list[Delta]) -> None:
         assert self._stored is not None
-        before, new = self._stored, Stored(job, Position(deltas[-1].epoch, deltas[-1].step))
+        before, new = self._stored, Stored(job, deltas[-1].version)
         changes = changes_of(deltas, job)
         self._attempt(new)
         with self.target.failures():
@@ -262,12 +261,12 @@ class Follower:
         self.progress.transactions += 1
         self.progress.rows += sum(len(table.ids) for table in changes)
         self.progress.removed += sum(len(table.removed) for table in changes)
-        report(logging.DEBUG, "applied", target=self.target.name, step=new.position.step, deltas=len(deltas))
+        report(logging.DEBUG, "applied", target=self.target.name, step=new.version.step, deltas=len(deltas))
 
     def _attempt(self, new: Stored) -> None:
         """Note what the next transaction leaves in the target."""
-        if new.position.epoch not in self._epochs:  # the service was started again since: it is the newest
-            self._epochs.append(new.position.epoch)
+        if new.version.epoch not in self._epochs:  # the service was started again since: it is the newest
+            self._epochs.append(new.version.epoch)
         self._tried = new
 
     def _fill(self, job: FollowedJob) -> None:
@@ -279,45 +278,41 @@ class Follower:
                 if self._read_job() == job:
                     raise
                 return  # the service was started again meanwhile, without one of the tables
-            if self._read_job() != job or any(table.lineage != job.lineage for table in tables.values()):
+            if self._read_job() != job or any(table.version.lineage != job.lineage for table in tables.values()):
                 return  # the service was started again meanwhile, with other tables or without its checkpoint
             try:
-                rows, position = self._at_one_position(job, tables)
+                rows, version = self._at_one_version(job, tables)
             except DeltasGoneError:
                 return
-        new = Stored(job, position)
+        new = Stored(job, version)
         self._attempt(new)
         with self.target.failures():
             self.target.replace(new, rows, self._stored)
         self._note_stored(new)
         self.progress.transactions += 1
         self.progress.full_copies += 1
-        report(logging.INFO, "filled", target=self.target.name, step=new.position.step, tables=len(rows))
+        report(logging.INFO, "filled", target=self.target.name, step=version.step, tables=len(rows))
         self.progress.rows += sum(len(table.ids) for table in rows)
 
-    def _at_one_position(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Position]:
-        """Return the rows of all tables at one position: those that were fetched first are older than the others.
+    def _at_one_version(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:
+        """Return the rows of all tables at one version: those that were fetched first are older than the others.
 
         Raises DeltasGoneError if the tables are of two histories, or the service no longer has the deltas in between.
         """
-        positions = {name: Position(table.epoch, table.step) for name, table in tables.items()}
         rows = {name: rows_of(name, table) for name, table in tables.items()}
-        in_order = sorted(positions.values(), key=lambda position: position.step)
-        if len(set(in_order)) < 2:
-            return list(rows.values()), in_order[0] if in_order else Position(FIRST_EPOCH, 0)
-        oldest, last = in_order[0], in_order[-1]
-        deltas = list(self.client.deltas(oldest.step, lineage=job.lineage, epoch=oldest.epoch))
-        if deltas and deltas[-1].step > last.step:
-            last = Position(deltas[-1].epoch, deltas[-1].step)
+        versions = sorted({table.version for table in tables.values()}, key=lambda version: version.step)
+        if len(versions) < 2:
+            return list(rows.values()), versions[0] if versions else Version.of(job.lineage, FIRST_EPOCH, 0)
+        deltas = list(self.client.deltas(versions[0]))
+        if deltas and deltas[-1].version.step > versions[-1].step:
+            versions.append(deltas[-1].version)
         status = self.client.status()
-        history = Lineage(status["lineage"], tuple(Epoch(*epoch) for epoch in status["epochs"]))
-        for position in (*in_order, last):  # the service may have been started again in between
-            history.check(job.lineage, position.epoch, position.step)
-        for step in {position.step for position in in_order}:
-            for changes in changes_of([delta for delta in deltas if delta.step > step], job):
-                if positions[changes.table].step == step:
-                    rows[changes.table] = merged(rows[changes.table], changes)
-        return list(rows.values()), last
+        history = Lineage(status.version.lineage, tuple(Epoch(*epoch) for epoch in status["epochs"]))
+        for version in versions:  # the service may have been started again in between
+            history.check(version)
+        for changes in changes_of(deltas, job):  # of a newer table, some of them again, which changes nothing
+            rows[changes.table] = merged(rows[changes.table], changes)
+        return list(rows.values()), versions[-1]
 
 
 def rows_of(name: str, table: TableAt) -> TableRows:

@@ -1,6 +1,6 @@
 """A target in shared files of this machine, which ``Reader`` reads without a lock (docs/targets/shared.md).
 
-The header of the files names the lineage, the epoch and the step. A follower locks the folder for each transaction. A
+The header of the files names the version. A follower locks the folder for each transaction. A
 transaction that a kill interrupts leaves the header in the middle of a step: the target counts as empty then.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.base.errors import CapacityError, StateError, TargetError
 from penstock.pyx.row_reads import StepWords
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.header import (
     DESCRIPTION_BEGIN,
     FAILED,
@@ -30,7 +30,7 @@ from penstock.rows.shared.locks import boot_id, is_locked
 from penstock.serving.flight import Delta
 from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.row_table import blocks_of
-from penstock.serving.followers.target import FILE_ERRORS, FollowedJob, Position, Stored, TableForm, TableRows, Target
+from penstock.serving.followers.target import FILE_ERRORS, FollowedJob, Stored, TableForm, TableRows, Target
 from penstock.serving.followers.target_kinds import TargetKind
 from penstock.serving.shared.table_reader import Reader
 from penstock.serving.shared.table_writer import SharedTable, SharedWriter
@@ -69,14 +69,13 @@ class SharedFiles(Target):
             for rows in tables:
                 for block in blocks_of(rows):
                     writer.write(rows.table, block.ids, block.rows)
-            self._publish(writer, new)
+            writer.publish(new.version, new.version.step)
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         with self._transaction(before) as writer:
             if not self._is_own():
                 self._copy(writer, before)
-            step = new.position.step
-            with writer.step(step, step, (new.job.lineage, new.position.epoch)):
+            with writer.step(new.version, new.version.step):
                 for rows in changes_of(deltas, new.job):
                     if len(rows.removed):
                         writer.remove(rows.table, rows.removed)
@@ -133,8 +132,8 @@ class SharedFiles(Target):
         words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
         if description.boot != boot_id() or words.state == FAILED or words.sequence & 1:
             return None
-        lineage, epoch = HeaderHistory(header).read()
-        return Stored(FollowedJob(lineage, _forms(description)), Position(epoch, words.step))
+        version = HeaderHistory(header).read(words.step)
+        return Stored(FollowedJob(version.lineage, _forms(description)), version)
 
     def _copy(self, writer: SharedWriter, before: Stored) -> None:
         """Continue from the files of another follower, in files of the next generation."""
@@ -157,11 +156,7 @@ class SharedFiles(Target):
                 for first in range(0, len(ids), BLOCK_ROWS):
                     block = ids[first : first + BLOCK_ROWS]
                     writer.write(layout.name, block, reader.lookup(layout.name, block))
-        self._publish(writer, before)
-
-    def _publish(self, writer: SharedWriter, stored: Stored) -> None:
-        step = stored.position.step
-        writer.publish(step, step, (stored.job.lineage, stored.position.epoch))
+        writer.publish(before.version, before.version.step)
 
 
 def _forms(description: Description) -> dict[str, TableForm]:

@@ -24,7 +24,8 @@ from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
 from penstock.model.frames import Array, Float32
-from penstock.rows.initial_rows import InitialRows
+from penstock.model.version import Version
+from penstock.rows.initializers import InitialRows
 from penstock.serving.flight import Client, Delta
 
 # The key and the number of the format of what targets store, and the key of versions that were never released.
@@ -56,7 +57,7 @@ class FollowedJob:
     @classmethod
     def of(cls, client: Client) -> FollowedJob:
         """Return the job of a service. Raises ServiceError."""
-        lineage, tables, absent = client.status()["lineage"], {}, {}
+        lineage, tables, absent = client.status().version.lineage, {}, {}
         for name, schema in client.tables().items():
             metadata = schema.metadata or {}
             key_type = metadata.get(b"penstock.key_type")
@@ -103,30 +104,26 @@ class FollowedJob:
 
 
 @dataclass(frozen=True)
-class Position:
-    """A step of a lineage. epoch : that the step was computed in. Both together identify the rows of all tables"""
-
-    epoch: str
-    step: int
-
-
-@dataclass(frozen=True)
 class Stored:
-    """What a target holds: the rows of a job at a position.
+    """What a target holds: the rows of a job at a version.
 
     Parameters
     ----------
     job : FollowedJob
         The lineage and the tables of the service.
-    position : Position
-        The step of the rows, and its epoch.
+    version : Version
+        Of the rows.
     """
 
     job: FollowedJob
-    position: Position
+    version: Version
 
     def encoded(self) -> dict[str, Any]:
-        return {"job": json.loads(self.job.encoded()), "epoch": self.position.epoch, "step": self.position.step}
+        return {"job": json.loads(self.job.encoded()), "epoch": self.version.epoch, "step": self.version.step}
+
+    def texts(self) -> dict[str, str]:
+        """Return it as texts by name, which ``decoded`` takes too."""
+        return {"job": self.job.encoded(), "epoch": self.version.epoch, "step": str(self.version.step)}
 
     @classmethod
     def decoded(cls, fields: Mapping[str, Any], place: str) -> Stored:
@@ -150,10 +147,10 @@ class Stored:
         """
         job = fields["job"]
         job = FollowedJob.decoded(json.dumps(job) if isinstance(job, dict) else job, place)
-        return cls(job, Position(str(fields["epoch"]), int(fields["step"])))
+        return cls(job, Version.of(job.lineage, str(fields["epoch"]), int(fields["step"])))
 
     def is_ahead_of(self, other: Stored, epochs: Sequence[str]) -> bool:
-        """Return whether another follower wrote this after another position.
+        """Return whether another follower wrote this after another version.
 
         Parameters
         ----------
@@ -166,11 +163,11 @@ class Stored:
         -------
         bool
         """
-        epoch, last = self.position.epoch, other.position.epoch
+        epoch, last = self.version.epoch, other.version.epoch
         if self.job.lineage != other.job.lineage:
             return True
         if epoch == last:
-            return self.position.step > other.position.step
+            return self.version.follows(other.version)
         return epoch not in epochs or last not in epochs or epochs.index(epoch) > epochs.index(last)
 
 
@@ -263,7 +260,7 @@ class Target(ABC):
 
     @abstractmethod
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        """Apply the deltas between two positions, in one transaction.
+        """Apply the deltas between two versions, in one transaction.
 
         Parameters
         ----------

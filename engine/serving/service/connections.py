@@ -17,14 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import unquote
 
 from penstock.base.filesystem import atomic_files, descriptors
 from penstock.serving.service.limits import Limits
-
-if TYPE_CHECKING:
-    from penstock.serving.service.auth import AdmittedCall
 
 # The time that a connection has for its first admitted call.
 FIRST_CALL_S = 10.0
@@ -69,13 +66,25 @@ def wait_for_descriptors() -> None:
     atomic_files.operations = _WaitingOperations()
 
 
+class Call(Protocol):
+    """A call in progress. idle_since_s : since when it waits for a request; None: it does not wait
+
+    ends_at_s : when its connection is closed
+    """
+
+    idle_since_s: float | None
+
+    @property
+    def ends_at_s(self) -> float: ...
+
+
 @dataclass
 class _Connection:
     """One connection. since_s : when it was found, or its last call ended; was_admitted : whether any call was"""
 
     since_s: float
     was_admitted: bool = False
-    calls: set[AdmittedCall] = field(default_factory=set)
+    calls: set[Call] = field(default_factory=set)
 
     @property
     def ends_at_s(self) -> float:
@@ -111,13 +120,13 @@ class Connections:
         self._thread = threading.Thread(target=self._run, name="penstock-connections", daemon=True)
         self._thread.start()
 
-    def begin_call(self, peer: str, call: AdmittedCall) -> None:
+    def begin_call(self, peer: str, call: Call) -> None:
         with self._lock:
             connection = self._known.setdefault(_peer_of(peer), _Connection(time.monotonic()))
             connection.was_admitted = True
             connection.calls.add(call)
 
-    def end_call(self, peer: str, call: AdmittedCall) -> None:
+    def end_call(self, peer: str, call: Call) -> None:
         with self._lock:
             connection = self._known[_peer_of(peer)]
             connection.calls.discard(call)
@@ -184,7 +193,7 @@ class _Sockets:
 
     @contextmanager
     def open_on(self, port: int) -> Iterator[dict[Peer, int]]:
-        """Yield the descriptors of connections to a port, by peer. AdmittedCall ``shut_down`` within the block."""
+        """Yield the descriptors of connections to a port, by peer. Call ``shut_down`` within the block."""
         with self._lock:
             try:
                 descriptors = {}

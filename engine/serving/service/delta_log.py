@@ -19,8 +19,8 @@ import pyarrow as pa
 from penstock.api.deltas import Deltas
 from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, ServiceError
-from penstock.model.lineage import ANEW
 from penstock.model.options import DeltaOptions
+from penstock.model.version import ANEW
 
 # How often a waiting reader is checked for having disconnected.
 CHECK_S = 1.0

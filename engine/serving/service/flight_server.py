@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.api.engine import Engine
 from penstock.base.errors import MOST_LISTED, PenstockError, UsageError
 from penstock.io.list_columns import list_type
 from penstock.serving.flight.connection import Address
@@ -31,12 +32,10 @@ from penstock.serving.flight.messages import (
     path_of,
 )
 from penstock.serving.service.auth import ADMISSION, CallAdmission, Certificates, Right
-from penstock.serving.service.lookup_streams import request_schema
-from penstock.serving.service.subscriptions import Answer
-
-if TYPE_CHECKING:
-    from penstock.serving.service.replica import ReplicaService
-    from penstock.serving.service.server import Service
+from penstock.serving.service.lookup_streams import LookupAnswers, request_schema
+from penstock.serving.service.put_streams import Producers
+from penstock.serving.service.sequencer import Sequencer
+from penstock.serving.service.subscriptions import Answer, Readers
 
 RIGHTS = {"status": Right.READ, "explain": Right.READ, "position": Right.PUT}  # of other actions: to operate
 ACTIONS = {
@@ -49,6 +48,24 @@ ACTIONS = {
 }
 
 
+class Answering(Protocol):
+    """What every server has to know of its service. lookups : answers those of one stream"""
+
+    lookups: Callable[[], LookupAnswers]
+    wants_to_end: threading.Event
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class EngineService(Answering, Protocol):
+    """What the server of an engine has to know in addition."""
+
+    engine: Engine
+    sequencer: Sequencer
+    producers: Producers
+    readers: Readers
+
+
 class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server that answers errors in one line, actions and the lists of its actions and flights.
 
@@ -57,9 +74,7 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
 
     actions: Mapping[str, str]
 
-    def __init__(
-        self, service: Service | ReplicaService, address: Address, tls: Certificates, admission: CallAdmission
-    ) -> None:
+    def __init__(self, service: Answering, address: Address, tls: Certificates, admission: CallAdmission) -> None:
         self._service = service
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
@@ -115,7 +130,7 @@ class FlightServer(AnsweringServer):
     """The Flight server of a service. It listens once it is constructed."""
 
     actions = ACTIONS
-    _service: Service
+    _service: EngineService
 
     # ---- gradients and deltas
 
@@ -149,7 +164,7 @@ class FlightServer(AnsweringServer):
 
         def feed() -> None:
             """Write deltas until the producer's stream ends."""
-            ticket = {DELTAS: {"since": since, "follow": True}}
+            ticket = {DELTAS: {"since": str(since), "follow": True}}
             try:
                 for batch, _ in self._service.readers.get(ticket, over.is_set).messages:
                     with writing:

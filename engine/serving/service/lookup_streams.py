@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.api.engine import Engine
+from penstock.api.live_reads import LiveReads
 from penstock.base.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
+from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
-from penstock.serving.service.auth import AdmittedCall
+from penstock.serving.service.connections import Call
 from penstock.serving.service.limits import Limits
 from penstock.serving.service.sequencer import Sequencer
+from penstock.serving.shared.table_reader import Reader
 
 Ids = npt.NDArray[Any]
-ReadTables = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
 OTHER_TABLES = "the service has other tables now; look the rows up again"
@@ -40,43 +42,6 @@ def request_schema(dims: Mapping[str, int]) -> pa.Schema:
     return REQUEST_SCHEMA.with_metadata({DIMS: encoded(dims)})
 
 
-class RowIdentity(NamedTuple):
-    """What identifies the rows of an answer.
-
-    step : no row is older than it; lineage, epoch : of it; durable_step : of the last commit, None without a checkpoint
-    """
-
-    step: int
-    durable_step: int | None
-    lineage: str
-    epoch: str
-
-    def encoded(self) -> bytes:
-        """Return it as the metadata of an answer."""
-        return encoded(self._asdict())
-
-
-class RowSource(Protocol):
-    """Answers lookups. Its methods are called by several threads."""
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        """Return table → dim."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Return whether lookups end now."""
-
-    def look_up(
-        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], RowIdentity]:
-        """Return table → rows, float32 (n, dim), in the order of ``ids``, and what identifies them.
-
-        consistent : whether all rows must be of that step; timeout_ms : how long to wait for it
-        Raises UsageError for an id outside its table.
-        """
-
-
 class EngineRows:
     """The rows of an engine: of tables on the host without a lock, else between two steps, under the gate's lock.
 
@@ -86,31 +51,46 @@ class EngineRows:
     def __init__(self, engine: Engine, sequencer: Sequencer) -> None:
         self._engine, self._sequencer = engine, sequencer
         self.dims = {name: spec.dim for name, spec in engine.core.tables.specs.items()}
-        self._read: ReadTables | None = None
+
+    @cached_property
+    def _reads(self) -> LiveReads | None:
+        try:
+            return self._engine.reads
+        except (ConfigError, UsageError):  # not all tables are on the host
+            return None
 
     @property
     def is_ending(self) -> bool:
         return self._sequencer.is_closing
 
-    def look_up(
-        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], RowIdentity]:
-        if self._read is None:
-            try:
-                self._read = self._engine.reads.lookup_tables
-            except (ConfigError, UsageError):  # not all tables are on the host
-                self._read = self._locked
-        rows, step = self._read(ids, consistent, timeout_ms)
-        streams = self._sequencer.streams
-        durable_step, lineage = streams.durable_step if streams.is_durable else None, streams.lineage
-        return rows, RowIdentity(step, durable_step, lineage.id, lineage.epoch_of(step))
+    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
+        """Return the rows, in the order of ``ids``. Several threads call it.
 
-    def _locked(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> tuple[dict[str, Float32], int]:
-        tables = self._engine.core.tables
-        valid = {name: tables.valid_ids(name, array) for name, array in ids.items()}
-        with self._engine.core.still():
-            rows = {name: tables.lookup(name, array, forward=False) for name, array in valid.items()}
-            return rows, self._engine.global_step
+        consistent : whether all rows must be of one step; timeout_ms : how long to wait for it
+        Raises UsageError for an id outside its table.
+        """
+        if self._reads is None:
+            rows = self._engine.lookup(ids)
+        else:
+            rows = self._reads.lookup(ids, consistent=consistent, timeout_ms=timeout_ms)
+        streams = self._sequencer.streams
+        rows.durable_step = streams.durable_step if streams.is_durable else None
+        return rows
+
+
+class ReplicaRows:
+    """The rows of shared files. is_ending : whether lookups end now"""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.is_ending = False
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return {layout.name: layout.dim for layout in self.reader.layouts}
+
+    def look_up(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> LookupResult:
+        return self.reader.lookup(ids, consistent=consistent, timeout_ms=timeout_ms)
 
 
 class Lookup(NamedTuple):
@@ -143,13 +123,13 @@ class LookupCounts:
 class LookupAnswers:
     """Answers the lookups of one stream. counts : of all streams"""
 
-    def __init__(self, rows: RowSource, limits: Limits, counts: LookupCounts) -> None:
+    def __init__(self, rows: EngineRows | ReplicaRows, limits: Limits, counts: LookupCounts) -> None:
         self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
         self._row = list_type(self._dims.values())
         self._schema = pa.schema([("row", self._row)], {DIMS: encoded(self._dims)})
         self._columns: tuple[str, ...] = ()  # of the requests
 
-    def answer_all(self, reader: Any, writer: Any, call: AdmittedCall) -> None:
+    def answer_all(self, reader: Any, writer: Any, call: Call) -> None:
         """Answer all requests of a call.
 
         Raises InputError if the columns are others, ServiceError if the service ends.
@@ -168,8 +148,11 @@ class LookupAnswers:
         try:
             options = _options(chunk.app_metadata)
             lookup = self._parsed(chunk.data)
-            self._check_size(lookup)
-            rows, identity = self._rows.look_up(lookup.ids, *options)
+            size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
+            if size > self._limits.message_bytes:
+                most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
+                raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
+            rows = self._rows.look_up(lookup.ids, *options)
         except (InputError, UsageError, ReadTimeoutError) as error:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
@@ -180,7 +163,7 @@ class LookupAnswers:
         column = self._column(list(rows.values()))
         if lookup.indices is not None:
             column = column.take(pa.array(np.argsort(lookup.indices)))
-        return pa.RecordBatch.from_arrays([column], schema=self._schema), _metadata(identity)
+        return pa.RecordBatch.from_arrays([column], schema=self._schema), _metadata(rows.version, rows.durable_step)
 
     def _parsed(self, batch: pa.RecordBatch) -> Lookup:
         """Return a request. Raises InputError."""
@@ -202,13 +185,6 @@ class LookupAnswers:
         if "table" not in columns:
             return Lookup(dict.fromkeys(self._dims, ids), None)
         return _by_table(columns["table"], ids)
-
-    def _check_size(self, lookup: Lookup) -> None:
-        """Raise InputError if the answer is too large."""
-        size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
-        if size > self._limits.message_bytes:
-            most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
-            raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
 
     def _column(self, rows: list[Float32]) -> pa.Array:
         """Return the rows of several tables as one column."""
@@ -239,7 +215,7 @@ def checked_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> tuple[str, 
     return tuple(name for name in ("table", "ids") if name in names)
 
 
-def _chunks(reader: Any, call: AdmittedCall) -> Iterator[Any]:
+def _chunks(reader: Any, call: Call) -> Iterator[Any]:
     while True:
         call.idle_since_s = time.monotonic()
         try:
@@ -252,9 +228,9 @@ def _chunks(reader: Any, call: AdmittedCall) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=8)
-def _metadata(identity: RowIdentity) -> bytes:
+def _metadata(version: Version, durable_step: int | None) -> bytes:
     """Return the metadata of an answer: between two steps, that of all answers is the same."""
-    return identity.encoded()
+    return encoded({"version": str(version), "durable_step": durable_step})
 
 
 def _options(metadata: Any) -> tuple[bool, int]:

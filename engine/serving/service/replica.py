@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 import penstock
 from penstock.base.errors import ServiceError, UsageError, listed
 from penstock.base.events import report
-from penstock.model.frames import Float32
+from penstock.model.version import Version
 from penstock.rows.shared.header import TableLayout
 from penstock.serving.flight.connection import Address
 from penstock.serving.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
@@ -27,10 +27,9 @@ from penstock.serving.service.limits import Limits
 from penstock.serving.service.listener import Listener
 from penstock.serving.service.lookup_streams import (
     OTHER_TABLES,
-    Ids,
     LookupAnswers,
     LookupCounts,
-    RowIdentity,
+    ReplicaRows,
     request_schema,
 )
 from penstock.serving.service.snapshots import BLOCK_BYTES, PASSES, Messages
@@ -39,28 +38,6 @@ from penstock.serving.shared.table_reader import Reader
 
 ACTIONS = {"status": "which rows the replica has, as JSON", "drain": 'end; {"wait": true} answers with the status'}
 READS_ONLY = "a replica takes no gradients: push them to the service that it follows"
-
-
-class ReplicaRows:
-    """The rows of shared files."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.is_ending = False
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        return {layout.name: layout.dim for layout in self.reader.layouts}
-
-    def look_up(
-        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], RowIdentity]:
-        while True:
-            lineage, epoch = history = self.reader.history
-            rows, step = self.reader.lookup_tables(ids, consistent, timeout_ms)
-            durable_step = self.reader.durable_step
-            if self.reader.history == history:
-                return rows, RowIdentity(step, durable_step, lineage, epoch)
 
 
 class ReplicaServer(AnsweringServer):
@@ -90,25 +67,24 @@ class ReplicaServer(AnsweringServer):
             return flight.GeneratorStream(schema, answered(Answer(schema, self._read(layout, schema))))
 
     def _read(self, layout: TableLayout, schema: pa.Schema) -> Messages:
-        """Yield all rows of a table, again if a transaction changed them meanwhile, then the step that they are of."""
+        """Yield all rows of a table, again if a transaction changed them meanwhile, then their version."""
         reader, at_once = self._service.rows.reader, max(1, BLOCK_BYTES // (4 * layout.dim))
         for number in range(PASSES):
             if number and layout.keys is not None:
                 yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
-            step, history, steps = reader.step, reader.history, set[int]()
+            version, versions = reader.version, set[Version]()
             self._check_same(layout)
             ids = np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
             for first in range(0, max(1, len(ids)), at_once):  # one, at least, for the step of the keys
                 block = ids[first : first + at_once]
-                rows, block_step = reader.lookup_tables({layout.name: block}, consistent=True)
+                rows = reader.lookup({layout.name: block}, consistent=True)
                 self._check_same(layout)
                 values = pa.FixedSizeListArray.from_arrays(pa.array(rows[layout.name].reshape(-1)), layout.dim)
-                steps.add(block_step)
+                versions.add(rows.version)
                 batch = pa.RecordBatch.from_arrays([pa.array(block), values], schema=schema)
                 yield batch, encoded({"changed": number > 0})
-            if steps <= {step} and reader.history == history:
-                end = {"step": step, "lineage": history[0], "epoch": history[1], "clock": None}
-                yield pa.RecordBatch.from_pylist([], schema), encoded(end)
+            if versions == {version}:
+                yield pa.RecordBatch.from_pylist([], schema), encoded({"version": str(version), "clock": None})
                 return
         raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")
 
@@ -178,26 +154,25 @@ class ReplicaService:
         self._started_s = time.monotonic()
         self._listener = Listener(address, tokens, limits, tls or [], partial(ReplicaServer, self))
         self.address, self.renew = self._listener.address, self._listener.renew
-        report(logging.INFO, "listening", address=self.address.uri, step=reader.step)
+        report(logging.INFO, "listening", address=self.address.uri, step=reader.version.step)
 
     def close(self, grace_s: float) -> bool:
         """End all lookups, and stop listening, as ``Listener.close`` does."""
-        report(logging.INFO, "ending", step=self.rows.reader.step)
+        report(logging.INFO, "ending", step=self.rows.reader.version.step)
         self.rows.is_ending = True
         return self._listener.close(grace_s)
 
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
         reader = self.rows.reader
-        lineage, epoch = reader.history
+        version = reader.version
         return {
             "service": "replica",
             "state": "draining" if self.wants_to_end.is_set() or self.rows.is_ending else "serving",
-            "version": penstock.__version__,
-            "global_step": reader.step,
+            "penstock": penstock.__version__,
+            "global_step": version.step,
             "committed_step": reader.durable_step,
-            "lineage": lineage,
-            "epoch": epoch,
+            "version": str(version),
             "tables": list(reader.tables),
             **self._listener.counts(),
             **self._lookup_counts.as_dict(),

@@ -20,7 +20,7 @@ from penstock.base.events import FrequentEvent, report
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
-from penstock.core.engine_core import Context
+from penstock.core.observers import Context
 from penstock.model.frames import Frame, FrameRun
 from penstock.model.learning_rates import LearningRates
 from penstock.model.stats import Counters
@@ -78,16 +78,15 @@ class Sequencer(CommitListener):
         self._in_flight, self._next_commit = threading.Event(), threading.Event()
         engine.core.start_counting()
         engine.core.rates = rates
-        engine.session.count_into(self.counters)
+        engine.session.ledger.count_into(self.counters)
         self._commits: CommitSession | None = None
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
             self._commits.commit_start()
         if engine.is_shared:  # only now there is an epoch whose commit is on disk
             engine.publish()
-            lineage = self.streams.lineage
             with engine.gate.still():
-                engine.reads.set_history(lineage.id, lineage.current.id)
+                engine.reads.begin_epoch()
 
     # ---- streams
 

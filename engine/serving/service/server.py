@@ -102,25 +102,19 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
         sequencer, log, counters = self.sequencer, self.log, self.sequencer.counters
-        lineage = sequencer.streams.lineage
         expired_waiting = self.engine.core.expired_waiting()
         with self.engine.gate.still():
             tables = self.engine.core.table_reports(expired_waiting)
             return {
                 "service": "engine",
                 "state": "draining" if self.wants_to_end.is_set() or sequencer.is_closing else "serving",
-                "version": penstock.__version__,
+                "penstock": penstock.__version__,
                 "global_step": self.engine.global_step,
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
-                "lineage": lineage.id,
-                "epoch": lineage.current.id,
-                "epochs": [epoch.get_state() for epoch in lineage.epochs],
-                "rows": counters.rows,
-                "frames": counters.frames,
-                "stale": counters.stale,
-                "rolled_back": counters.rolled_back,
-                "steps": counters.steps,
+                "version": str(self.engine.version),
+                "epochs": [epoch.get_state() for epoch in sequencer.streams.lineage.epochs],
+                **{name: getattr(counters, name) for name in ("rows", "frames", "stale", "rolled_back", "steps")},
                 "pending": self.engine.gate.num_accumulated,
                 "num_required": self.engine.gate.num_required,
                 "reduction": self.engine.reduction,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,7 @@ class TableSnapshots:
         return self._engine.core.tables.specs[name].vocabulary_size if dynamic is None else len(dynamic.directory)
 
     def read(self, name: str) -> Messages:
-        """Yield all rows, again if too much changed meanwhile, then the step that they are of."""
+        """Yield all rows, again if too much changed meanwhile, then their version."""
         schema = self.schema(name)
         for number in range(PASSES):
             before = self._log.created_bytes
@@ -77,24 +78,20 @@ class TableSnapshots:
                 f"table '{name}': {created:,} bytes of deltas were made while it was read, and "
                 f"{self._log.max_bytes:,} are kept: start the service with a larger --delta-memory"
             )
-        yield pa.RecordBatch.from_pylist([], schema), encoded({**end, **self._identity(end["step"])})
+        yield pa.RecordBatch.from_pylist([], schema), encoded(end)
 
     # ---- inside
 
-    def _identity(self, step: int) -> dict[str, str]:
-        lineage = self._sequencer.streams.lineage
-        return {"lineage": lineage.id, "epoch": lineage.epoch_of(step)}
-
     def _pass(
         self, name: str, schema: pa.Schema, again: bool
-    ) -> Generator[tuple[pa.RecordBatch, bytes], None, dict[str, int]]:
+    ) -> Generator[tuple[pa.RecordBatch, bytes], None, dict[str, Any]]:
         """Yield blocks, then the rows that changed while they were read.
 
-        Returns the step that all rows are of, and of a dynamic table the clock. Raises DeltasGoneError if the deltas
+        Returns the version of all rows, and of a dynamic table the clock. Raises DeltasGoneError if the deltas
         since the first block are no longer retained.
         """
         tables = self._engine.core.tables
-        dynamic, end = tables.dynamic.get(name), dict[str, int]()
+        dynamic, end = tables.dynamic.get(name), dict[str, Any]()
         at_once = max(1, BLOCK_BYTES // (4 * tables.table(name).layout.dim))
         with self._engine.gate.still():
             self._engine.core.check_whole()
@@ -115,7 +112,8 @@ class TableSnapshots:
                 )
             yield block, encoded({"changed": again})
         self._settle(step)
-        end["step"] = until = self._log.step
+        until = self._log.step
+        end["version"] = str(self._sequencer.streams.lineage.at(until))
         for delta in self._log.after(since, until, lambda: False):
             for batch in delta.batches:
                 changed = _of_table(batch, name)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.api.engine import Engine
 from penstock.base.errors import InputError, UsageError
 from penstock.checkpoint.source_positions import Tally
-from penstock.model.lineage import Lineage
+from penstock.model.version import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
 
 
@@ -87,14 +87,10 @@ class Streams:
         self._open: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
         step, before = engine.global_step, self._positions.lineage
-        self._positions.lineage = Lineage.new(step) if before is None else before.started(step)
+        # The history of steps: a restart from the checkpoint continues it with another epoch.
+        self.lineage = Lineage.new(step) if before is None else before.started(step)
+        self._positions.lineage = self.lineage
         self._durable = self._promised = self._copied()
-
-    @property
-    def lineage(self) -> Lineage:
-        """Return the history of steps. A restart from the checkpoint continues it with another epoch."""
-        assert self._positions.lineage is not None
-        return self._positions.lineage
 
     @property
     def durable_step(self) -> int:

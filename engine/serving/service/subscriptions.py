@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from penstock.api.engine import Engine
 from penstock.base.errors import UsageError
-from penstock.serving.flight.messages import DELTAS, TABLE, ReaderPosition
+from penstock.model.version import Version
+from penstock.serving.flight.messages import DELTAS, START, TABLE, VERSION
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.sequencer import Sequencer
 from penstock.serving.service.snapshots import Messages, TableSnapshots
@@ -47,25 +48,28 @@ class Readers:
 
     @property
     def delta_schema(self) -> pa.Schema:
-        """Return the schema of deltas, with their lineage and epoch: all retained ones are of the current epoch."""
-        lineage = self._sequencer.streams.lineage
-        metadata = {"penstock.model.lineage": lineage.id, "penstock.epoch": lineage.current.id}
-        return self.log.schema.with_metadata({**(self.log.schema.metadata or {}), **metadata})
+        """Return the schema of deltas, with a version of their epoch: all retained ones are of the current one."""
+        return _with(self.log.schema, VERSION, self._sequencer.streams.lineage.ahead(self.log.step))
 
     def _deltas(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
-        position, follow = ReaderPosition.of(request), request.get("follow", False)
+        text, follow = request.get("since"), request.get("follow", False)
+        version, lineage = None if text is None else Version(text), self._sequencer.streams.lineage
         self.log.publish_all()
-        since = self.log.first_step if position.since is None else position.since
-        lineage = self._sequencer.streams.lineage
-        if position.lineage is not None:
-            lineage.check(position.lineage, position.epoch, since)
+        if version is not None and version.lineage:
+            lineage.check(version)
+        since = self.log.first_step if version is None else version.step
         until = None if follow else self.log.step
         self.log.check(since)
-        start = ReaderPosition(since, lineage.id, lineage.epoch_of(since))
-        return Answer(start.added_to(self.delta_schema), self._published(since, until, is_cancelled))
+        schema = _with(self.delta_schema, START, lineage.at(since))
+        return Answer(schema, self._published(since, until, is_cancelled))
 
     def _published(self, since: int, until: int | None, is_cancelled: Callable[[], bool]) -> Messages:
         with self.log.followed() if until is None else nullcontext():
             for delta in self.log.after(since, until, is_cancelled):
                 for batch in delta.batches:
                     yield batch, b""
+
+
+def _with(schema: pa.Schema, key: bytes, version: Version) -> pa.Schema:
+    """Return a schema with a version in its metadata."""
+    return schema.with_metadata({**(schema.metadata or {}), key: str(version)})

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from penstock.base.errors import StateError, UsageError, listed
 from penstock.base.filesystem.state_files import open_regular
 from penstock.base.validation import place
 from penstock.model.frames import Float32
+from penstock.model.version import LookupResult, Version
 from penstock.pyx.row_keys import RowKeys
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.shared.header import (
@@ -34,7 +35,7 @@ from penstock.rows.shared.header import (
     unpacked,
 )
 from penstock.rows.shared.locks import boot_id, is_locked, is_written
-from penstock.rows.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables, table_of
+from penstock.rows.shared.lookups import Deadline, TableReads, read_tables, table_of
 
 # How often a reader looks whether the folder has other tables: those before are not marked as closed if their writer
 # was killed in between, or the folder was removed.
@@ -75,7 +76,7 @@ class Reader:
     >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared="tables")
     >>> with ps.Reader("tables") as reader:  # usually in another process
     ...     applied = engine.apply({"user": ([5], [[1.0, 2.0]])})
-    ...     print(reader.lookup("user", [5, 3]), reader.step)
+    ...     print(reader.lookup("user", [5, 3]), reader.version)
     [[0.9 0.8]
      [1.  1. ]] 1
     """
@@ -89,7 +90,7 @@ class Reader:
     def __repr__(self) -> str:
         if self._tables is None:
             return f"Reader('{self._path}', closed)"
-        return f"Reader('{self._path}', tables: {listed(self.tables)}; step {self.step})"
+        return f"Reader('{self._path}', tables: {listed(self.tables)}; step {self.version.step})"
 
     def __enter__(self) -> Self:
         return self
@@ -109,19 +110,14 @@ class Reader:
         return tuple(self._current().tables)
 
     @property
-    def step(self) -> int:
-        """The writer's last step."""
-        return self._current().words.step
+    def version(self) -> Version:
+        """The version of the rows: the writer's last step, and its lineage and epoch, if it has some."""
+        return self._current().version
 
     @property
     def durable_step(self) -> int:
         """The last step that the writer has committed; later ones are lost if its machine fails. 0: none."""
         return self._current().words.durable_step
-
-    @property
-    def history(self) -> tuple[str, str]:
-        """The lineage and the epoch of the tables; empty if their writer has none."""
-        return self._current().history.read()
 
     @property
     def layouts(self) -> tuple[TableLayout, ...]:
@@ -168,19 +164,33 @@ class Reader:
             raise UsageError(f"table '{table}' is not dynamic: its ids are all below {reads.layout.num_rows}")
         return reads.layout.as_given(reads.keys.items()[0])
 
+    @overload
     def lookup(
         self, table: str, ids: Any, out: Float32 | None = None, consistent: bool = False, timeout_ms: int = 1000
-    ) -> Float32:
-        """Return the weights of some ids of a table.
+    ) -> Float32: ...
+
+    @overload
+    def lookup(self, table: Mapping[str, Any], *, consistent: bool = False, timeout_ms: int = 1000) -> LookupResult: ...
+
+    def lookup(
+        self,
+        table: str | Mapping[str, Any],
+        ids: Any = None,
+        out: Float32 | None = None,
+        consistent: bool = False,
+        timeout_ms: int = 1000,
+    ) -> Float32 | LookupResult:
+        """Return the weights of some ids of a table, or of several tables.
 
         Parameters
         ----------
-        table : str
-            The table.
+        table : str or mapping of str to array_like of int
+            The table; or the ids of several tables.
         ids : array_like of int, shape (n,)
-            Repeats allowed. A key of a dynamic table that has no row reads as the configuration's ``missing`` says.
+            Of one table. Repeats allowed. A key of a dynamic table that has no row reads as the configuration's
+            ``missing`` says.
         out : numpy.ndarray or None
-            float32, shape (n, dim), contiguous, to write to; None: a new array.
+            float32, shape (n, dim), contiguous, to write the rows of one table to; None: a new array.
         consistent : bool
             All rows of one step: waits until no step runs during the copy.
         timeout_ms : int
@@ -188,13 +198,13 @@ class Reader:
 
         Returns
         -------
-        numpy.ndarray
-            float32, shape (n, dim).
+        numpy.ndarray or LookupResult
+            float32, shape (n, dim); of several tables a dict of such, with the attribute ``version``.
 
         Raises
         ------
         UsageError
-            If the table is unknown, or an id is not an integer in its range.
+            If a table is unknown, or an id is not an integer in its range.
         ReadTimeoutError
             If the rows could not be read in time; also a TimeoutError.
         StateError
@@ -203,45 +213,24 @@ class Reader:
         Examples
         --------
         >>> import penstock as ps
-        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
-        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared="tables")
-        >>> ps.Reader("tables").lookup("user", [5, 5])
-        array([[1., 1.],
-               [1., 1.]], dtype=float32)
-        """
-        return self._read({table: ids}, {table: out}, consistent, timeout_ms)[0][table]
-
-    def lookup_tables(
-        self, ids: Mapping[str, Any], consistent: bool = False, timeout_ms: int = 1000
-    ) -> tuple[dict[str, Float32], int]:
-        """Return the weights of ids of several tables, and their step.
-
-        Parameters
-        ----------
-        ids : mapping of str to array_like of int
-            By table; as for ``lookup``.
-        consistent : bool
-            All rows of one step, of all tables; else each row is of the returned step or a later one.
-        timeout_ms : int
-            As for ``lookup``.
-
-        Returns
-        -------
-        dict of str to numpy.ndarray
-            By table, float32, shape (n, dim).
-        int
-            The step.
-
-        Examples
-        --------
-        >>> import penstock as ps
         >>> tables = [ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name=name) for name in ("user", "item")]
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables), shared="tables")
-        >>> rows, step = ps.Reader("tables").lookup_tables({"user": [5], "item": [0, 7]}, consistent=True)
-        >>> rows["user"].shape, rows["item"].shape, step
+        >>> reader = ps.Reader("tables")
+        >>> reader.lookup("user", [5, 5])
+        array([[1., 1.],
+               [1., 1.]], dtype=float32)
+        >>> rows = reader.lookup({"user": [5], "item": [0, 7]}, consistent=True)
+        >>> rows["user"].shape, rows["item"].shape, rows.version.step
         ((1, 2), (2, 2), 0)
         """
-        return self._read(ids, {}, consistent, timeout_ms)
+        if isinstance(table, str):
+            return self._read({table: ids}, {table: out}, consistent, timeout_ms)[0][table]
+        while True:
+            before = self.version
+            rows, step = self._read(table, {}, consistent, timeout_ms)
+            generation = self._current()
+            if (version := before.at(step)) == generation.version.at(step):  # else another epoch has begun meanwhile
+                return LookupResult(rows, version, generation.words.durable_step)
 
     def _read(
         self, ids: Mapping[str, Any], out: Mapping[str, Float32 | None], consistent: bool, timeout_ms: int
@@ -249,17 +238,13 @@ class Reader:
         deadline = Deadline(timeout_ms)
         while True:
             generation = self._current()
-            wanted = checked_ids(generation.tables, ids, f"in {self._path}")
-            rows = {
-                name: checked_out(name, out.get(name), len(wanted[name]), generation.tables[name].layout.dim)
-                for name in wanted
-            }
 
             def check(reason: str, generation: _Generation = generation) -> None:
                 generation.check(reason, deadline)
 
             try:
-                return rows, read_tables(generation.tables, generation.words, wanted, rows, consistent, check)
+                place = f"in {self._path}"
+                return read_tables(generation.tables, generation.words, ids, out, consistent, check, place)
             except _ClosedError:
                 deadline.check("its writer publishes new tables")
 
@@ -313,7 +298,7 @@ class _Generation:
                 f"{path}: its tables were written before this machine started, or on another one; start their writer "
                 "again"
             )
-        self.words, self.history = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64)), HeaderHistory(header)
+        self.words, self._history = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64)), HeaderHistory(header)
         arrays = {}
         for name, num_bytes in self.description.files.items():
             with open_regular(path / name) as file:
@@ -343,6 +328,10 @@ class _Generation:
             memory = arrays[table.keys.file].view(np.uint64)
             keys = RowKeys(memory, table.num_rows, table.keys.salt, table.keys.expire_after)
         return TableReads(table, parts, keys)
+
+    @property
+    def version(self) -> Version:
+        return self._history.read(self.words.step)
 
     def check(self, reason: str, deadline: Deadline) -> None:
         """Raise if a lookup waits in vain. reason : what it waits for"""

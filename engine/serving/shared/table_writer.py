@@ -13,9 +13,10 @@ import numpy as np
 from penstock.base.errors import UsageError
 from penstock.model.config.id_ranges import valid_ids
 from penstock.model.frames import Float32, Int64
+from penstock.model.version import Version
 from penstock.pyx import update
 from penstock.pyx.row_keys import RowKeys, num_words
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.shared.header import KeyFile, TableLayout
 
@@ -74,8 +75,8 @@ class SharedWriter:
     >>> from penstock.shared.table_writer import SharedTable, SharedWriter
     >>> writer = SharedWriter("replica")
     >>> writer.create([SharedTable("user", dim=2, num_rows=8)])
-    >>> writer.publish(step=0)
-    >>> with writer.step(1):
+    >>> writer.publish(ps.Version("0"))
+    >>> with writer.step(ps.Version("1")):
     ...     writer.write("user", [5], [[0.5, 1.0]])
     >>> ps.Reader("replica").lookup("user", [5, 3]).tolist()
     [[0.5, 1.0], [0.0, 0.0]]
@@ -86,7 +87,7 @@ class SharedWriter:
         self._folder = SharedFolder(path)
         self._tables: dict[str, _Rows] = {}
         self._is_published = self._in_step = False
-        self._config, self._history, self._step, self._durable_step = "", ("", ""), 0, 0
+        self._config, self._version, self._durable_step = "", Version("0"), 0
 
     def create(self, tables: Sequence[SharedTable], config: str = "") -> None:
         """Begin new tables, whose rows are 0, and which have no keys.
@@ -150,15 +151,15 @@ class SharedWriter:
         target.remove(valid_ids(table, keys, target.layout.id_range))
 
     @contextmanager
-    def step(self, step: int, durable_step: int = 0, history: tuple[str, str] | None = None) -> Iterator[None]:
+    def step(self, version: Version, durable_step: int = 0) -> Iterator[None]:
         """Change rows of published tables together: consistent reads are of the rows before, or of those after.
 
         Parameters
         ----------
-        step, durable_step : int
+        version : Version
             Of the rows after.
-        history : tuple of str or None
-            Lineage and epoch of the rows after; None: as before.
+        durable_step : int
+            Of the last commit.
 
         Yields
         ------
@@ -180,26 +181,26 @@ class SharedWriter:
             raise
         finally:
             self._in_step = False
-        words = self._folder.words  # of the next generation, if a table has grown
+        words, history = self._folder.words, self._folder.history  # of the next generation, if a table has grown
         assert words is not None
-        if history is not None and history != self._history:
-            self._folder.set_history(*history)
-            self._history = history
-        self._step, self._durable_step = step, durable_step
-        words.end(step)
+        assert history is not None
+        if version != self._version.at(version.step):
+            history.write(version)
+        self._version, self._durable_step = version, durable_step
+        words.end(version.step)
         words.durable_step = durable_step
 
-    def publish(self, step: int, durable_step: int = 0, history: tuple[str, str] = ("", "")) -> None:
+    def publish(self, version: Version, durable_step: int = 0) -> None:
         """Make the created tables those that readers read.
 
         Parameters
         ----------
-        step, durable_step : int
+        version : Version
             Of their rows.
-        history : tuple of str
-            Lineage and epoch of their rows.
+        durable_step : int
+            Of the last commit.
         """
-        self._step, self._durable_step, self._history = step, durable_step, history
+        self._version, self._durable_step = version, durable_step
         self._publish()
 
     def lock(self) -> None:
@@ -221,9 +222,7 @@ class SharedWriter:
 
     def _publish(self) -> None:
         layouts = [table.layout for table in self._tables.values()]
-        self._folder.publish(
-            layouts, _THREADS, self._step, self._durable_step, self._config, self._history, self._in_step
-        )
+        self._folder.publish(layouts, _THREADS, self._version, self._durable_step, self._config, self._in_step)
         self._is_published = True
 
     def _grow(self, name: str, num_lacking: int) -> None:
@@ -246,9 +245,9 @@ class _Rows:
 
     def __init__(self, folder: SharedFolder, spec: SharedTable) -> None:
         self.spec, name, num_rows = spec, spec.name, spec.num_rows
-        plan = update.Plan("sgd", {}, (0.0,), spec.dim, num_rows, 1, False, num_rows, 1, False, name=name)
-        self._floats = folder.allocate("rows", plan.end, np.float32)
-        self._step = update.Step([plan], [self._floats])
+        rule = update.TableRule("sgd", {}, dim=spec.dim, vocabulary_size=num_rows, rows_per_shard=num_rows, name=name)
+        self._floats = folder.allocate("rows", rule.end, np.float32)
+        self._step = update.Step([rule], [self._floats])
         counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint64)
         self._step.count_pages([counters.reshape(_THREADS, -1)])
         self.keys: RowKeys | None = None
@@ -266,9 +265,9 @@ class _Rows:
             mod=False,
             rows_per_shard=num_rows,
             shards_per_part=1,
-            row_floats=plan.row_floats,
-            first_float=plan.first_float,
-            first_page=plan.first_page,
+            row_floats=rule.row_floats,
+            first_float=rule.first_float,
+            first_page=rule.first_page,
             rows=(folder.name(self._floats),),
             pages=(folder.name(counters),),
             id_type=spec.id_type,

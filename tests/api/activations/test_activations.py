@@ -58,15 +58,6 @@ def test_lists_may_be_nested_like_an_input_shape_of_several_axes():
         assert actual[0].tobytes() == actual[1].tobytes()
 
 
-def test_a_length_that_the_shape_does_not_end_in_makes_no_sequence():
-    """An output_shape says what comes out: as in TensorFlow the ids of a sample are then combined."""
-    table = ps.TableConfig(6, 2, name="t", combiner="sum")
-    feature = ps.FeatureConfig(table, name="f", output_shape=(4,), max_sequence_length=3)
-    engine = ps.Engine(ps.EmbeddingConfig.from_features([feature], None, ps.SGD(1.0)))
-    (activations,), dedup = engine.recv_activations([[[0, 2], [], [4], [1, 1, 3, 3]]])
-    assert (activations.shape, dedup.truncated) == ((4, 2), 0)
-
-
 def test_weights_so_small_that_one_over_their_sum_is_infinite_still_give_a_mean():
     engine = engine_of(combiner="mean")
     weights = [[[1e-45, 1e-45], [], [1e-40], [2e-40, 2e-40, 4e-40]]]

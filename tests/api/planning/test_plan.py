@@ -128,7 +128,7 @@ def test_a_clock_of_time_is_that_of_the_stream():
 
 def test_a_choice_without_expiry_needs_no_clock():
     table = config_of(ps.Dynamic(expire_after=9, clock="time"), rows=64)
-    log, choices = timed([1, 2, 1, 3], [0, 5, 50, 90]), all_choices((), {"expire_after": [None, 9]})
+    log, choices = timed([1, 2, 1, 3], [0, 5, 50, 90]), all_choices((), {"expire_after": [None, 9]}, {})
     planner = planned(table, [log], choices)
     never = ps.Engine(config_of(ps.Dynamic(), rows=64))
     assert planner.forecasts[0].tables()["user"].report == never.run([log]).tables["user"].keys
@@ -136,7 +136,7 @@ def test_a_choice_without_expiry_needs_no_clock():
 
 
 def test_every_choice_is_the_plan_of_it_alone_for_any_number_of_threads():
-    choices = all_choices([24, 100], {"min_count": [1, 2], "expire_after": [None, 6]})
+    choices = all_choices([24, 100], {"min_count": [1, 2], "expire_after": [None, 6]}, {})
     assert len(choices) == 8
     config = config_of(ps.Dynamic(evict="lru"), rows=32)
     together = planned(config, [log_of(STEPS)], choices, threads=3)
@@ -154,7 +154,7 @@ def test_a_choice_that_fills_a_table_ends_at_the_step_at_which_the_replay_fails(
     engine = ps.Engine(config)
     with pytest.raises(ps.CapacityError) as error:
         engine.run([log_of(STEPS)])
-    planner = planned(config, [log_of(STEPS)], all_choices([60, 1000], {}))
+    planner = planned(config, [log_of(STEPS)], all_choices([60, 1000], {}, {}))
     full, roomy = planner.forecasts
     assert (full.full.step, full.full.table, full.full.problem) == (engine.global_step, "user", str(error.value))
     assert full.tables()["user"].report == engine.core.table_reports()["user"].keys
@@ -196,7 +196,7 @@ def test_a_sample_estimates_every_count_within_its_errors():
     rng = np.random.default_rng(0)
     steps = [hashed(np.unique(rng.zipf(1.2, 20_000) % 300_000 + 2000 * step)) for step in range(30)]
     config = config_of(ps.Dynamic(min_count=2, expire_after=12, evict="lru"), rows=1 << 18)
-    choices = all_choices([1 << 18, 1 << 19], {"min_count": [1, 2]})
+    choices = all_choices([1 << 18, 1 << 19], {"min_count": [1, 2]}, {})
     exact = planned(config, [log_of(steps)], choices, sample=1)
     rough = planned(config, [log_of(steps)], choices, sample=0.25)
     for forecast, other in zip(exact.forecasts, rough.forecasts, strict=True):
@@ -212,7 +212,7 @@ def test_choices_of_many_rows_are_a_sample_unless_all_keys_are_requested(monkeyp
     config = config_of(ps.Dynamic(evict="lru"), rows=1 << 19)
     shares = [
         [forecast.tables()["user"].share for forecast in Planner(config, choices, sample=sample).forecasts]
-        for choices, sample in [(ONE, None), (all_choices([1 << 18, 1 << 19], {}), None), (ONE, 1), (ONE, 0.3)]
+        for choices, sample in [(ONE, None), (all_choices([1 << 18, 1 << 19], {}, {}), None), (ONE, 1), (ONE, 0.3)]
     ]
     assert shares == [[0.5], [0.25, 0.25], [1.0], [0.25]]
 
@@ -244,12 +244,12 @@ def test_a_configuration_without_a_dynamic_table_has_nothing_to_plan():
 def test_choices_that_contradict_the_configuration_are_named():
     config = config_of(ps.Dynamic(probability=0.5))
     with pytest.raises(ps.UsageError, match="table 'user': probability and min_count exclude each other"):
-        Planner(config, all_choices([], {"min_count": [2]}))
+        Planner(config, all_choices([], {"min_count": [2]}, {}))
 
 
 def test_a_choice_that_admits_every_key_drops_what_only_counting_needs():
     config = config_of(ps.Dynamic(min_count=2, count="frames", forget_after=5, expire_after=4), rows=64)
-    planner = planned(config, [log_of(STEPS)], all_choices([], {"min_count": [1]}))
+    planner = planned(config, [log_of(STEPS)], all_choices([], {"min_count": [1]}, {}))
     engine = ps.Engine(config_of(ps.Dynamic(expire_after=4), rows=64))
     report = engine.run([log_of(STEPS)])
     assert planner.forecasts[0].tables()["user"].report == report.tables["user"].keys

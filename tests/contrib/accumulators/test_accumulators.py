@@ -122,12 +122,12 @@ def test_the_shape_may_change_from_take_to_take_where_none_was_declared():
         (
             lambda acc: acc.apply_gradient([1], rows(1), local_step=np.array([0])),
             ps.UsageError,
-            "one integer, got an arr",
+            "a whole number, got array",
         ),
         (
             lambda acc: acc.apply_gradient([1], rows(1), local_step=0.0),
             ps.UsageError,
-            "local_step: expected one integer",
+            "local_step: expected a whole number",
         ),
         (
             lambda acc: acc.apply_gradient([1], rows(1), local_step=2**63),
@@ -150,12 +150,12 @@ def test_the_shape_may_change_from_take_to_take_where_none_was_declared():
             ps.InputError,
             "got 9223372036854775808",
         ),
-        (lambda acc: acc.take_gradient(np.array([1])), ps.UsageError, "num_required: expected one integer"),
+        (lambda acc: acc.take_gradient(np.array([1])), ps.UsageError, "num_required: expected a whole number"),
         (lambda acc: acc.take_gradient(0), ps.UsageError, "num_required: expected at least 1, got 0"),
         (lambda acc: acc.take_gradient_async(-3), ps.UsageError, "num_required: expected at least 1, got -3"),
         (lambda acc: acc.take_gradient(1, timeout=-1), ps.UsageError, "timeout: expected seconds"),
         (lambda acc: acc.take_gradient(1, timeout=float("nan")), ps.UsageError, "timeout: expected seconds"),
-        (lambda acc: acc.set_global_step("1"), ps.UsageError, "global_step: expected one integer"),
+        (lambda acc: acc.set_global_step("1"), ps.UsageError, "global_step: expected a whole number"),
     ],
 )
 def test_arguments_that_tensorflow_crashes_on_are_named_errors(call, error, message):

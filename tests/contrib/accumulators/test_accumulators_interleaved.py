@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from evidence import IS_EVIDENCE, more_as_evidence
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
@@ -153,8 +154,8 @@ class Interleaved(RuleBasedStateMachine):
                     assert (got.indices.tolist(), got.values[:, 0].tolist()) == (wanted[0], quotients)
 
 
-Interleaved.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-test_every_interleaving_is_the_models = Interleaved.TestCase
+Interleaved.TestCase.settings = settings(max_examples=200 if IS_EVIDENCE else 80, stateful_step_count=40)
+test_every_interleaving_is_the_models = more_as_evidence(Interleaved.TestCase)
 
 
 class Sums(Counter):

@@ -24,6 +24,7 @@ from penstock.io import patience
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, UNLISTED
 from penstock.io.sources.source_kinds import source_kinds
 from penstock.serving.flight import TableAt
+from penstock.serving.flight.answers import Status
 from penstock.serving.followers.follower import Follower
 from penstock.serving.followers.target_kinds import open_target, target_kinds
 
@@ -268,10 +269,10 @@ class Service:
         return {"user": pa.schema([("id", pa.int64()), ("row", pa.list_(pa.float32(), 2))])}
 
     def status(self):
-        return {"lineage": "a", "epochs": [("0", 0, False)]}
+        return Status(version="a-0-0", epochs=[("0", 0, False)])
 
     def table(self, name):
-        return TableAt(np.zeros((3, 2), np.float32), 0, "a")
+        return TableAt(np.zeros((3, 2), np.float32), ps.Version("a-0-0"))
 
 
 def raising(error):

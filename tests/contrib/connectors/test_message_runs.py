@@ -6,7 +6,7 @@ import pytest
 from brokers import ListedMessages, message_of
 
 import penstock as ps
-from penstock.core.engine_core import EngineCore, StepObserver
+from penstock.core.observers import StepObserver
 from penstock.io.partitions.partition_source import PartitionSource
 
 ROWS, DIM = 20, 2
@@ -46,20 +46,6 @@ def outcome(one_by_one, num_partitions, folder=None, limits=(None,), on_bad_row=
         report = engine.run(sources, limit=limit, on_bad_row=on_bad_row, **commits, **options).to_dict()
         reports.append(report | dict.fromkeys(("seconds", "rows_per_s", "held_bytes")))
     return engine.state_hash(), engine.core.gate.get_state(), engine.session.positions.get_state(), reports
-
-
-@pytest.fixture
-def passed(monkeypatch):
-    """The numbers of frames that passed together."""
-    numbers, push_native = [], EngineCore._push_native
-
-    def push(self, *arguments):
-        pushed = push_native(self, *arguments)
-        numbers.append(0 if pushed is None else pushed.num_frames)
-        return pushed
-
-    monkeypatch.setattr(EngineCore, "_push_native", push)
-    return numbers
 
 
 @pytest.mark.parametrize(("num_partitions", "merge"), [(1, None), (1, "round"), (3, "round")])

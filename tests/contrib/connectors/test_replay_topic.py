@@ -5,6 +5,7 @@ import signal
 import pytest
 from brokers import ListedMessages, message_of
 from cli import outcome, started
+from ipc import write
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
@@ -12,7 +13,6 @@ import penstock as ps
 from penstock.base.errors import InputError
 from penstock.checkpoint.store import Folder
 from penstock.contrib.connectors.nats_stream import NatsStream
-from penstock.io.log import LogWriter
 from penstock.io.partitions.partition_source import PartitionSource
 
 FRAMES = [frame(number, step=number) for number in range(40)]
@@ -148,8 +148,7 @@ def test_validate_reads_a_topic(nats, config, capsys):
 
 
 def test_sources_that_cannot_be_read_together(nats, config, tmp_path, refused):
-    with LogWriter(tmp_path / "log.arrows", FRAMES[0].schema) as log:
-        log.write(FRAMES[0])
+    write(tmp_path / "log.arrows", FRAMES[:1])
     line = refused(2, "replay", config, nats.uri, tmp_path / "log.arrows")
     assert "log.arrows: give files before topics and tables with versions" in line
     line = refused(2, "replay", config, tmp_path / "log.arrows", nats.uri, "--merge", "step")
@@ -186,10 +185,7 @@ def test_partitions_are_sources_in_their_order_also_after_a_stop_at_any_frame(me
 
 
 def test_a_file_is_read_again_and_the_topic_after_it_is_not(tmp_path):
-    path = tmp_path / "log.arrows"
-    with LogWriter(path, FRAMES[0].schema) as log:
-        for each in FRAMES[:4]:
-            log.write(each)
+    path = write(tmp_path / "log.arrows", FRAMES[:4])
     for stop in (2, 6):
         folder = tmp_path / f"{stop}"
         topic = ListedMessages(0, MESSAGES[4:8])

@@ -228,12 +228,17 @@ def test_a_whole_module_is_refused_with_the_way_to_its_state(tmp_path, torch):
     assert text.endswith("weights_only=False).state_dict(), NEW)")
 
 
+def test_an_archive_of_torchscript_is_refused_with_the_way_to_its_state(tmp_path, torch):
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        for name, content in {"data.pkl": ".", "version": "3", "constants.pkl": "."}.items():
+            archive.writestr(f"m/{name}", content)
+    advice = "a TorchScript archive, of torch.jit.save; save its state_dict: torch.save(torch.jit.load("
+    assert advice in refusal(tmp_path / "m.pt")
+
+
 @LIBRARIES
 def test_kinds_of_tensors_of_torch(tmp_path, torch):
     rows = torch.from_numpy(ROWS)
-    for kind, tensor in {"half": rows.half(), "bfloat16": rows.bfloat16(), "double": rows.double()}.items():
-        torch.save({"user.weight": tensor}, tmp_path / kind)
-        assert_read(tmp_path / kind, tensor.float().numpy())
     quantized = torch.quantize_per_tensor(rows, 0.1, 0, torch.qint8)
     for kind, tensor, way in (
         ("sparse_coo", rows.to_sparse(), "to_dense()"),

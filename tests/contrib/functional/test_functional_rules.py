@@ -72,7 +72,7 @@ def trains_like_dense(mesh, transform):
     np.testing.assert_allclose(embedding.parameters(tables, "t")["parameters"], dense, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.sampled("1-plain", "2-tiled")
+@pytest.mark.sampled("2-tiled")
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_transform_with_slots_and_a_count_updates_rows_as_it_updates_a_dense_table(

@@ -6,7 +6,7 @@ import pyarrow.ipc
 import pytest
 from batches import batch
 from checkpoints import LOG, ROWS, config_of, engine_of, log_of
-from ipc import write
+from ipc import log, write
 from sharing import LocalJob
 from versions import rewrite, saved
 
@@ -120,12 +120,7 @@ def test_blame_of_rows_that_name_their_table_needs_no_doubt(config, tmp_path, ca
 
 
 def test_blame_of_a_log_with_a_wrong_checksum_still_reads_it(config, tmp_path, call):
-    from penstock.io.log import LogWriter
-
-    with LogWriter(tmp_path / "log.arrows", LOG[0].schema) as writer:
-        for frame in LOG[:6]:
-            writer.write(frame)
-    data = bytearray((tmp_path / "log.arrows").read_bytes())
+    data = bytearray(log(LOG[:6]))
     gradient = np.float32(LOG[2]["gradient"][5].as_py()[0]).tobytes()
     place = data.index(gradient)
     data[place] ^= 1

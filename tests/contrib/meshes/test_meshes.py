@@ -6,7 +6,7 @@ import mesh_jobs as jobs
 import numpy as np
 import pytest
 from device_table import bits, stepped
-from mesh_processes import started
+from mesh_processes import all_started, started
 
 import penstock as ps
 
@@ -103,10 +103,25 @@ def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
     assert state_hash == other == engine.state_hash()
 
 
-@pytest.mark.sampled("2")
-@pytest.mark.parametrize("count", [2, 3])
-def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, tmp_path):
-    result = started("ran", count, 1 if count == 3 else 2, tmp_path)
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """name → the results of the jobs that ``make test`` runs, in two processes; and their folder"""
+    names, folder = ("ran", "trained", "failed"), tmp_path_factory.mktemp("processes")
+    return dict(zip(names, all_started(names, 2, 2, folder), strict=True)), folder
+
+
+def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(of_two):
+    results, folder = of_two
+    reads_to_the_longest(results["ran"], folder)
+
+
+@pytest.mark.evidence
+def test_sources_of_three_processes_are_read_to_the_end_of_the_longest(tmp_path):
+    reads_to_the_longest(started("ran", 3, 1, tmp_path), tmp_path)
+
+
+def reads_to_the_longest(result, folder):
+    count = len(result)
     lengths = [3 + rank for rank in range(count)]
     rounds = [[rank for rank in range(count) if number < lengths[rank]] for number in range(max(lengths))]
     num_accumulated, steps = 0, []  # steps: the frames of each, by process
@@ -127,12 +142,12 @@ def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, 
         assert [bits(part) for part in tables["t"].values()] == [bits(part) for part in parts]
         assert rows.tobytes() == parts[0][[rank, 20, 3 * rank]].tobytes()
         assert state_hash == result[0][2]
-    engine.read_tables(tmp_path / "tables")
+    engine.read_tables(folder / "tables")
     assert [bits(part) for part in engine.retrieve_parameters("t").values()] == [bits(part) for part in parts]
 
 
-def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
-    result = started("trained", 2, 2, tmp_path)
+def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(of_two):
+    result = of_two[0]["trained"]
     wanted = result[0][0].copy()
     for rank in range(2):
         for row_id, count in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
@@ -149,8 +164,8 @@ def test_a_step_uses_the_learning_rates_of_the_last_process(tmp_path):
     assert started("served_rates", 2, 1, tmp_path) == [(0.5,)] * 2
 
 
-def test_all_processes_raise_the_error_of_one_and_continue(tmp_path):
-    result = started("failed", 2, 2, tmp_path)
+def test_all_processes_raise_the_error_of_one_and_continue(of_two):
+    result = of_two[0]["failed"]
     (first, first_step), (second, second_step) = result
     assert first_step == second_step == 1
     for errors in (first, second):

@@ -232,3 +232,22 @@ def test_the_opentelemetry_span_of_a_run_is_the_parent_of_those_of_its_steps(gra
     assert [span.name for span in steps] == ["penstock.step"] * 5
     assert run.name == "penstock.api.run"
     assert {span.parent.span_id for span in steps} == {run.context.span_id}
+
+
+# ---- ids that are strings
+
+
+@pytest.mark.parametrize(
+    ("library", "create"),
+    [
+        ("pandas", lambda pd, texts: pd.Series(texts, index=[5, 3])),
+        ("pandas", lambda pd, texts: pd.Series(texts, dtype="category")),
+        ("pandas", lambda pd, texts: pd.Series([text.encode() for text in texts])),
+        ("pandas", lambda pd, texts: pd.concat([pd.Series([text]) for text in texts])),
+        ("polars", lambda pl, texts: pl.Series(texts)),
+        ("polars", lambda pl, texts: pl.Series(texts, dtype=pl.Categorical)),
+    ],
+)
+def test_a_text_has_the_same_key_in_arrays_of_any_library(library, create):
+    texts = ["a", "ccc"]
+    assert ps.hash_ids(create(pytest.importorskip(library), texts)).tolist() == ps.hash_ids(texts).tolist()

@@ -1,6 +1,7 @@
 """``penstock job``: its flags, and the clusters that it finds or starts."""
 
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -59,3 +60,9 @@ def test_a_program_that_imported_ray_before_its_local_cluster_is_warned(monkeypa
     started("local", 1)
     assert "imported before RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 was set" in caplog.text
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ  # later clusters of the program are as Ray makes them
+
+
+def test_a_job_needs_no_library_of_metrics():
+    pytest.importorskip("ray")
+    code = "import sys; sys.modules['prometheus_client'] = None; import penstock.contrib.ray.job, penstock.cli.serve"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -35,16 +35,6 @@ def test_rows_go_to_their_owners_in_their_order(rows, dim, gained):
         assert [item.tolist() for item in got] == [item.tolist() for item in twin]
 
 
-def test_rows_that_do_not_fit_are_refused_before_anything_is_written():
-    first, row = np.zeros(1, np.int64), np.ones((1, 2), np.float32)
-    out = np.zeros(0, np.int64), np.zeros(2, np.float32)
-    with pytest.raises(IndexError, match="1 rows of 2 floats do not fit"):
-        partition.scatter(first, first, row, None, None, None, first.copy(), first.copy(), *out, None)
-    with pytest.raises(ValueError, match="expected 0 <= id < 1"):
-        partition.scatter(first + 1, first, row, None, None, None, first.copy(), first.copy(), *out, None)
-    assert not out[1].any()
-
-
 @pytest.mark.parametrize("capacity", [5, 8191, 8192, 100_000, 3_000_001])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
 def test_the_rows_of_a_dynamic_table_are_divided_in_contiguous_runs(capacity, count):

@@ -14,6 +14,7 @@ from sharing import LocalJob
 import penstock as ps
 import penstock.updates as o
 from penstock.checkpoint.store import Folder
+from penstock.core import pipeline
 
 COUNTS = [1, 2, 3, 5]
 LOGS = [[batch(step, n) for step in range(8)] for n in range(3)]
@@ -95,6 +96,13 @@ def test_rows_that_were_summed_before_they_were_sent_change_nothing(count, polic
             if report.keys is not None:
                 for kind in ("keys", "admitted", "expired", "evicted", "unadmitted_rows"):
                     assert sum(getattr(item[name].keys, kind) for item in reports) == getattr(report.keys, kind), kind
+
+
+def test_threads_that_divide_frames_find_the_number_of_rows_of_every_sum(monkeypatch):
+    monkeypatch.setattr(pipeline, "ROWS_WORTH_SPLITTING", 4)
+    config = dynamic_config(POLICIES["counted"], rows=16_384)
+    job = LocalJob(config, 3, sums=True, threads=4).run(churn())
+    assert job.state_hash() == alone(config, churn()).state_hash()
 
 
 @given(

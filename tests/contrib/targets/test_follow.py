@@ -136,15 +136,14 @@ def test_a_store_gets_the_tables_again_after_a_change_and_needs_no_flag(store, t
     with service_of(ps.Engine(config_of()), folder) as service, client_of(service) as client:
         client.put(FRAMES[:20], "w0")
         follow(capsys, service.address.uri, store)
-        history = service.status()["lineage"], client.table("item").epoch
-        position = {"lineage": history[0], "epoch": history[1], "since": 20}
+        before = client.table("item").version
     options = {"rename": {"user": "member"}, "reset_table": "item", "new_tables": True}
     engine = ps.Engine.restore(folder, config=changed_config(), **options)
     store.tables = ("item", "ad", "member")
     with service_of(engine, folder, resume=True) as service, client_of(service) as client:
         with pytest.raises(ps.DeltasGoneError, match="the tables of this service have changed at step 20"):
-            list(client.deltas(**position))  # the step of the change: no delta lies between
-        assert client.status()["lineage"] == history[0]
+            list(client.deltas(before))  # the step of the change: no delta lies between
+        assert client.status().version.lineage == before.lineage
         done = follow(capsys, service.address.uri, store)
         assert (done["full_copies"], done["step"]) == (1, 20)
         assert store.read() == rows_of(service.engine)

@@ -74,6 +74,12 @@ def put(service, end):
         client.put(FRAMES[:end], "w0", first=1)
 
 
+def follow_to(service, follower, end):
+    """Put the frames up to a step, and follow until the store is current."""
+    put(service, end)
+    catch_up(follower)
+
+
 # ---- stores that go back
 
 
@@ -81,11 +87,9 @@ def put(service, end):
 @pytest.mark.parametrize("kind", SET_BACK)
 def test_a_store_that_is_set_back_under_a_follower_is_brought_up_to_date(kind, is_at_rest, service, tmp_path):
     with open_store(kind, tmp_path, *options_of(kind)) as store, follower_of(service, store) as follower:
-        put(service, 5)
-        catch_up(follower)
+        follow_to(service, follower, 5)
         before = store.snapshot()
-        put(service, 12)
-        catch_up(follower)
+        follow_to(service, follower, 12)
         store.set_back(before)
         if not is_at_rest:
             put(service, 14)
@@ -98,12 +102,10 @@ def test_a_store_that_is_set_back_under_a_follower_is_brought_up_to_date(kind, i
 @pytest.mark.parametrize("kind", SET_BACK)
 def test_a_store_that_is_emptied_under_a_follower_is_filled_again(kind, service, tmp_path):
     with open_store(kind, tmp_path, *options_of(kind)) as store, follower_of(service, store) as follower:
-        put(service, 5)
-        catch_up(follower)
+        follow_to(service, follower, 5)
         for end in (5, 9):
             store.empty()
-            put(service, end)
-            catch_up(follower)
+            follow_to(service, follower, end)
             assert store.read() == rows_of(service.engine)
         assert (follower.progress.set_back, follower.progress.full_copies) == (2, 3)
 
@@ -115,8 +117,7 @@ def versions(request, service, tmp_path):
         with follower_of(service, store) as follower:
             states = {}
             for end in (0, 3, 4, 9, 15):
-                put(service, end)
-                catch_up(follower)
+                follow_to(service, follower, end)
                 states[store.version()] = store.position(), store.read()
         yield store, states
 
@@ -174,15 +175,10 @@ def two_followers_of(service, kind, folder):
 @pytest.mark.parametrize("kind", STORES_AND_FUNCTION)
 def test_of_two_followers_the_one_that_is_behind_ends_and_writes_nothing(kind, service, tmp_path):
     with two_followers_of(service, kind, tmp_path) as (store, old, new):
-        put(service, 5)
-        catch_up(old)
+        follow_to(service, old, 5)
         put(service, 10)
 
-        def another_one_writes():
-            put(service, 15)
-            catch_up(new)
-
-        pause(old.target, another_one_writes)
+        pause(old.target, lambda: follow_to(service, new, 15))
         with pytest.raises(StateError, match="it holds step 15, and this follower has come to step 5; let one"):
             old.round()
         assert store.read() == rows_of(service.engine)
@@ -192,16 +188,14 @@ def test_of_two_followers_the_one_that_is_behind_ends_and_writes_nothing(kind, s
 @pytest.mark.parametrize("kind", [kind for kind in STORES if STORES[kind].is_optimistic])
 def test_a_transaction_fails_if_another_follower_writes_after_it_compared(kind, service, tmp_path):
     with two_followers_of(service, kind, tmp_path) as (store, old, new):
-        put(service, 5)
-        catch_up(old)
+        follow_to(service, old, 5)
         put(service, 6)
         compare = old.target.compare
 
         def another_one_writes_after(stored, before):
             del old.target.compare
             compare(stored, before)
-            put(service, 15)
-            catch_up(new)
+            follow_to(service, new, 15)
 
         old.target.compare = another_one_writes_after
         with pytest.raises(TargetError):
@@ -215,11 +209,7 @@ def test_two_fills_at_once_leave_the_rows_of_one(kind, service, tmp_path):
     with two_followers_of(service, kind, tmp_path) as (store, old, new):
         put(service, 5)
 
-        def another_one_fills():
-            put(service, 15)
-            catch_up(new)
-
-        pause(old.target, another_one_fills, "replace")
+        pause(old.target, lambda: follow_to(service, new, 15), "replace")
         assert not old.round()
         assert store.read() == rows_of(service.engine)
         catch_up(old)  # from there
@@ -302,8 +292,7 @@ def test_a_transaction_whose_answer_was_lost_is_not_another_follower(service, tm
         follower.target.apply = apply_and_fail
         with pytest.raises(TargetError):
             follower.round()
-        put(service, 6)
-        catch_up(follower)
+        follow_to(service, follower, 6)
         assert store.read() == rows_of(service.engine)
         assert (follower.progress.full_copies, follower.progress.set_back) == (1, 0)
 

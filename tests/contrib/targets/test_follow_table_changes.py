@@ -159,7 +159,7 @@ def test_a_redis_follower_equals_tables_that_change_under_producers_and_kills(se
         loads(oracle["anchor"], "anchor", [frame("anchor", number, 4) for number in range(1, num_anchor + 1)])
         with connect(service.address, patience_s=HANG_S) as client:
             client.checkpoint()
-            step = client.table("anchor").step
+            step = client.table("anchor").version.step
             assert step == position + num_anchor
             until(lambda: store.step() == step)
             expected = {name: rows_of(engine, first_names.get(name, name)) for name, engine in oracle.items()}

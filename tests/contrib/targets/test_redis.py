@@ -15,7 +15,7 @@ from stores import config_of, frame, open_store, rows_of
 import penstock as ps
 import penstock.contrib.targets.redis_hashes as redis_hashes
 from penstock.base.errors import UsageError
-from penstock.serving.followers.target import FollowedJob, Position, Stored, TableForm, TableRows
+from penstock.serving.followers.target import FollowedJob, Stored, TableForm, TableRows
 from penstock.serving.followers.target_kinds import open_target
 
 PAGE = Path(__file__).parents[3] / "docs/targets/redis.md"
@@ -23,7 +23,7 @@ RULES = re.findall(r"[~+]\S+", " ".join(re.findall(r"^ACL SETUSER penstock .*", 
 PASSWORD = "hun/ter#2?@[x]"
 JOB = FollowedJob("a", {"user": TableForm(2)})
 ROWS = TableRows("user", np.arange(3_000), np.full((3_000, 2), 7, np.float32), np.arange(0))
-NEW = Stored(JOB, Position("0", 1))
+NEW = Stored(JOB, ps.Version("a-0-1"))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_right_that_is_taken_away_later_leaves_the_last_transaction(store):
     for rule in ("+multi", "+exec", "+hdel"):
         limit(store, [each for each in RULES if each != rule])
         with pytest.raises(UsageError, match="no permissions"), target.failures():
-            target.apply(Stored(JOB, Position("0", 2)), [], NEW)
+            target.apply(Stored(JOB, ps.Version("a-0-2")), [], NEW)
         assert store.step() == 1
     target.close()
 
@@ -137,7 +137,7 @@ def test_a_key_of_another_type_is_found_before_the_step_changes(store, monkeypat
     target.replace(NEW, [ROWS], None)
     store.client.set("penstock:user", "text")
     with pytest.raises(UsageError, match=r"wrong kind of value; check the database in the URI$"), target.failures():
-        target.apply(Stored(JOB, Position("0", 2)), [], NEW)
+        target.apply(Stored(JOB, ps.Version("a-0-2")), [], NEW)
     target.close()
     assert (store.step(), store.client.get("penstock:user")) == (1, b"text")
 

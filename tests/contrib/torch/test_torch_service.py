@@ -214,8 +214,12 @@ def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):
             stranger = pt.EmbeddingBag(50, 4, store=others)
             with pytest.raises(ps.StateError, match="has the tables of another history"):
                 stranger.load_state_dict(state)
-        state["_extra_state"]["step"] = 3
+        saved = ps.Version(state["_extra_state"]["version"])
+        state["_extra_state"]["version"] = str(saved.at(3))
         with pytest.raises(ps.StateError, match="at step 3 or later, got step 0"):
+            bag.load_state_dict(state)
+        state["_extra_state"] = {"lineage": saved.lineage, "epoch": saved.epoch, "step": 0, "digest": ""}
+        with pytest.raises(ps.StateError, match="load_state_dict: written by an unreleased earlier version"):
             bag.load_state_dict(state)
 
 

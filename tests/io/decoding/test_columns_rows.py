@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 from columns import SIZES, TEXTS, TWO, batch_of, error_of, rows_of
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import InputError
@@ -60,7 +61,7 @@ def reason_of(table, i, gradient):
 
 
 @given(row_lists(), st.sampled_from(TEXTS), st.sampled_from([pa.list_, pa.large_list]), st.integers(0, 3))
-@settings(deadline=None, max_examples=150)
+@examples(150, 60)
 def test_every_row_is_taken_or_dropped_for_its_reason_as_a_plain_loop_would(rows, text, make, start):
     names = pa.array([t for t, _, _ in rows], pa.utf8()).cast(text)
     grads = pa.array([g for _, _, g in rows], make(pa.float64()))

@@ -8,16 +8,6 @@ from example_streams import GRADIENTS, USER, config_of, examples, structs
 import penstock as ps
 
 
-def bad(**change):
-    """A column whose example 3 is bad."""
-    ids, gradients = [list(row) for row in USER], GRADIENTS.copy()
-    if "id" in change:
-        ids[3][1] = change["id"]
-    if "value" in change:
-        gradients[3, 1] = change["value"]
-    return [examples(user=structs(USER, GRADIENTS)), examples(user=structs(ids, gradients))]
-
-
 def test_weights_that_do_not_fit_their_ids_are_named():
     column = structs(USER, GRADIENTS, [[1, 1], [], [1], [1, 1]])
     with pytest.raises(ps.InputError, match="row 3, column 'user': expected 3 weights, one per id, got 2"):
@@ -38,11 +28,6 @@ def test_a_missing_gradient_is_a_bad_row():
     column = pa.array([{"ids": [1], "gradient": None}], kind)
     with pytest.raises(ps.InputError, match="row 0, column 'user': expected 2 floats, got null"):
         ps.Engine(config_of()).run([examples(user=column)])
-
-
-def test_a_column_without_a_feature_gets_a_suggestion():
-    with pytest.raises(ps.InputError, match=r"column 'users': .*did you mean 'user'"):
-        ps.Engine(config_of()).run([examples(users=structs(USER, GRADIENTS))])
 
 
 def test_without_a_combiner_it_is_a_configuration_error():

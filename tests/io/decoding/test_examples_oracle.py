@@ -12,6 +12,7 @@ from drawn import Drawn, DrawnTable, Stream, assert_same_state, configurations, 
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from ipc import stream
 from quarantines import rows_of
 
 import penstock as ps
@@ -69,13 +70,11 @@ def source_of(batches, kind, folder):
     """Return the batches themselves, the path of an Arrow IPC file with them, or the bytes of an Arrow IPC stream."""
     if kind == "batches":
         return batches
+    if kind == "bytes":
+        return io.BytesIO(stream(list(batches)))
     path = folder / "log.arrow"
-    new_writer = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
-    batches = list(batches)
-    with new_writer(path, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write(batch)
-    return path if kind == "file" else io.BytesIO(path.read_bytes())
+    path.write_bytes(stream(list(batches), make=pa.ipc.new_file))
+    return path
 
 
 def changed_rows(reader):

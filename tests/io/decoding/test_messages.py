@@ -4,6 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from brokers import message_of
+from evidence import IS_EVIDENCE, more_as_evidence
+from ipc import stream
 from services import VOCABULARY, config_of, frame
 
 from penstock.base.errors import InputError
@@ -37,20 +39,6 @@ def outcome(decoder, message):
     )
 
 
-def with_metadata(batch, metadata):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch, custom_metadata=metadata)
-    return sink.getvalue().to_pybytes()
-
-
-def compressed(batch):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
 BATCH = frame(1, rows=33, step=8)
 CODED = BATCH.append_column("contributor", pa.array(["w"] * 33).dictionary_encode())
 OTHERS = {
@@ -60,8 +48,8 @@ OTHERS = {
     "another schema": message_of(frame(1)),
     "columns in another order": message_of(BATCH.select(["step", "gradient", "id"])),
     "a dictionary": message_of(CODED),
-    "compression": compressed(BATCH),
-    "metadata of the batch": with_metadata(BATCH, {"penstock.end": "1"}),
+    "compression": stream([BATCH], compression="zstd"),
+    "metadata of the batch": stream([BATCH], metadata=[{"penstock.end": "1"}]),
     "a bad row": message_of(frame(1, step=8).set_column(0, "id", pa.array([VOCABULARY] * 20))),
     "two steps": message_of(BATCH, frame(2, step=9)),
     "no end marker": message_of(BATCH)[:-8],
@@ -78,10 +66,11 @@ def test_a_message_is_decoded_as_it_is_alone(form):
     assert outcome(after(message_of(CODED), FIRST), OTHERS[form]) == outcome(after(), OTHERS[form])
 
 
+@more_as_evidence
 def test_a_damaged_message_is_decoded_as_it_is_alone():
     whole, rng = message_of(BATCH), np.random.default_rng(0)
     decoder = after(FIRST)
-    for offset in rng.choice(len(whole), 400, replace=False):
+    for offset in rng.choice(len(whole), 400 if IS_EVIDENCE else 150, replace=False):
         damaged = bytearray(whole)
         damaged[offset] ^= 1 << rng.integers(8)
         assert outcome(decoder, bytes(damaged)) == outcome(after(), bytes(damaged)), offset

@@ -63,14 +63,6 @@ def rows_of(batch):
     }
 
 
-def expected(codes, lists):
-    starts = np.cumsum([0, *lists])
-    rows = {"a": [], "b": []}
-    for row, (code, length) in enumerate(zip(codes, lists, strict=True)):
-        rows["ab"[code]].append((row, [float(starts[row] + c) for c in range(length)]))
-    return {table: item for table, item in rows.items() if item}
-
-
 @pytest.mark.parametrize("position", [0, 1, 450, 699, 700, 1199])
 def test_one_list_of_another_length_is_found_wherever_it_stands(position):
     codes = [0] * 700 + [1] * 500

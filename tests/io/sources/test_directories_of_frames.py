@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch
+from ipc import write
 
 import penstock as ps
 from penstock.base.errors import InputError
@@ -34,9 +35,8 @@ def write_files(folder, rng):
         log = batch(ids, values, DIM, **columns)
         log = log.replace_schema_metadata({"penstock.table": str(rng.choice(["t", "t", "u"]))})
         edges = [0, *sorted(rng.integers(0, num_rows + 1, rng.integers(0, 9)).tolist()), num_rows]
-        with pa.OSFile(str(folder / f"{number}.arrows"), "wb") as file, pa.ipc.new_stream(file, log.schema) as stream:
-            for begin, end in itertools.pairwise(edges):
-                stream.write(log.slice(begin, end - begin))
+        parts = [log.slice(begin, end - begin) for begin, end in itertools.pairwise(edges)]
+        write(folder / f"{number}.arrows", parts)
 
 
 def outcomes(source, folder, limit, num_required, reduction, **options):

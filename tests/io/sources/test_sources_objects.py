@@ -276,12 +276,3 @@ def test_a_lazy_frame_that_fails_is_an_input_error_of_one_line():
 
     assert until_error(Failing(TABLE, []))[1] == '<tests Failing>: the query failed: unable to find column "b"'
     assert until_error(Strange(TABLE, []))[1].endswith("collect() gave int, which has no __arrow_c_stream__")
-
-
-def test_an_iterator_whose_schema_changes_says_how():
-    narrow = pa.schema([f.with_type(pa.int32()) if f.name == "id" else f for f in BATCHES[0].schema])
-    frames, text = until_error(iter([BATCHES[0], BATCHES[1].cast(narrow)]))
-    assert frames == [[0, 0]]
-    assert "batch 1: the schema changed: expected id: int64, gradient" in text
-    assert "got id: int32, gradient" in text
-    assert text.endswith("; convert it first: batch.select(schema.names).cast(schema)")

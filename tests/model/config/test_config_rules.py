@@ -1,74 +1,14 @@
-"""The structural rules that loading enforces: one configuration breaks one rule."""
+"""What loading checks, next to the rules of test_lint_codes.py: long names, many tables, and shared tags."""
 
 import cProfile
 
 import pytest
-from text_configs import FEATURE, PLAIN, TABLE, engine, plain
+from text_configs import PLAIN, TABLE, plain
 
 from penstock.base.errors import ConfigError
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tables import TableConfig
 from penstock.model.updates import SGD
-
-
-def dynamic(*tags):
-    return "".join(TABLE % (f"t{i}", "adagrad", f"dynamic {{ tag: {tag} }}") for i, tag in enumerate(tags))
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("mode: TRAINING", "no tables"),
-        (PLAIN.replace('"a"', '""'), r"table_descriptor\[0\]: name is empty"),
-        (PLAIN + PLAIN, r"table_descriptor\[1\]: name 'a' is also that of table_descriptor\[0\]"),
-        (PLAIN.replace("vocabulary_size: 10", ""), "table 'a': vocabulary_size is 0"),
-        (PLAIN.replace("dimension: 4", "dimension: -4"), "table 'a': dimension is -4"),
-        (PLAIN.replace("adagrad { }", ""), "table 'a': no optimizer"),
-        (PLAIN.replace("constant: 0.5", ""), "table 'a': no learning rate"),
-        (PLAIN.replace("0.5", "nan"), "table 'a': learning rate is nan"),
-        (PLAIN.replace("adagrad", "weight_decay_factor: inf adagrad"), "weight_decay_factor is inf"),
-        (PLAIN.replace("adagrad", "clipping_limits { lower { value: nan } } adagrad"), "clipping_limits has a bound"),
-        (PLAIN + "mode: 9", "mode is 9"),
-        (PLAIN + "sharding_strategy: 9", "sharding_strategy is 9"),
-        (dynamic(0, 2), "table 't1': dynamic tag 2, .* no table uses tag 1"),
-        (dynamic(1), "table 't0': dynamic tag 1, .* no table uses tag 0"),
-        (dynamic(0, -1), "table 't1': dynamic tag -1, .* cannot be negative"),
-        (PLAIN + "batch_size_per_tensor_core: -1", "batch_size_per_tensor_core is -1"),
-        (PLAIN + FEATURE + "batch_size_per_tensor_core: 8", "batch_size_per_tensor_core is 8, but features are listed"),
-        (PLAIN.replace("dimension", "num_features: 1 dimension") + FEATURE, "table 'a': num_features is 1"),
-        (PLAIN + FEATURE.replace("input", "table_id: 1 input"), "feature 'f': table_id is 1; use one of 0 to 0"),
-        (PLAIN + FEATURE.replace("input_shape: 8", ""), r"feature 'f': input_shape is \[\]"),
-        (PLAIN + FEATURE.replace("8", "0"), r"feature 'f': input_shape is \[0\]"),
-    ],
-)
-def test_a_broken_configuration_is_refused(text, match):
-    with pytest.raises(ConfigError, match=match):
-        plain(text)
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ('table { name: "b" }', "no table has that name; there is 'a'"),
-        ('table { name: "a" } table { name: "a" }', "settings of table 'a': given twice"),
-        ('table { name: "a" slot { name: "accumulator" } }', "adagrad has no slot 'accumulator'; did you mean"),
-        ('table { name: "a" slot { name: "accumulators" initial_value: 0 } }', "initial_accumulator_value must be > 0"),
-        ('table { name: "a" slot { name: "accumulators" initial_value: nan } }', "it must be finite"),
-        ('table { name: "a" slot { name: "x" } slot { name: "x" } }', "slot 'x' is given twice"),
-        ('table { name: "a" uniform { min: 1 max: -1 } }', r"min 1.0 > max -1.0"),
-        ('table { name: "a" truncated_normal { stddev: -1 } }', "stddev is -1.0"),
-        ('table { name: "a" constant { value: inf } }', "not finite"),
-        ('feature { name: "g" }', "no feature has that name; there is 'f'"),
-        ('feature { name: "f" } feature { name: "f" }', "settings of feature 'f': given twice"),
-        ('feature { name: "f" combiner: "means" }', "combiner is 'means'; did you mean 'mean'"),
-        ('feature { name: "f" max_sequence_length: -1 }', "max_sequence_length is -1"),
-        ("gate { num_required: 0 }", "gate: num_required is 0"),
-        ("gate { reduction: 7 }", "gate: reduction is 7"),
-    ],
-)
-def test_broken_engine_settings_are_refused(settings, match):
-    with pytest.raises(ConfigError, match=match):
-        engine(settings, PLAIN + FEATURE)
 
 
 def test_a_long_name_is_one_short_line_and_is_not_searched_for(tmp_path, call):

@@ -146,15 +146,6 @@ def test_row_wise_adagrad_adds_the_mean_square_of_the_row():
     assert new.tolist() == [[-3.0, 0.0, -6.0]]
 
 
-def test_a_program_must_give_weights_and_slots_of_the_same_shape():
-    w = np.zeros((2, 3), np.float32)
-    with pytest.raises(ValueError, match=r"expected 2 results \(weights, then slots\), got 1"):
-        update(NUMPY, UpdateRule("user_defined_program", 1, program=lambda g, w, s: w), np.float32(1), w, w, (w,))
-    rule = UpdateRule("user_defined_program", 1, program=lambda g, w, s: (w, s[:, 0]))
-    with pytest.raises(ValueError, match=r"expected slot 0 of shape \(2, 3\), got \(2,\)"):
-        update(NUMPY, rule, np.float32(1), w, w, (w,))
-
-
 def test_a_program_without_slots_may_give_its_weights_bare():
     rule = UpdateRule("user_defined_program", 0, program=lambda g, w: w - 2 * g)
     assert apply_once(rule, 1.0, 3.0) == -5.0

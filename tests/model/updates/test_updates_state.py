@@ -68,6 +68,7 @@ def test_a_users_program_updates_weights_and_slots(mesh_of):
         (lambda g, w: w, r"TypeError: .* takes 2 positional arguments but 3 were given"),
         (lambda g, w, s: w, r"ValueError: program: expected 2 results \(weights, then slots\), got 1"),
         (lambda g, w, s: (w[:1], s), r"expected weights of shape \(8, 3\), got \(1, 3\)"),
+        (lambda g, w, s: (w, s[:, 0]), r"expected slot 0 of shape \(8, 3\), got \(8,\)"),
         (lambda g, w, s: (w if g[0, 0] > 0 else g, s), r"TracerBoolConversionError"),
     ],
 )

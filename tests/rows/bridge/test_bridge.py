@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from device_table import addresses_of, device_table, shapes_of
+from device_table import addresses_of, device_table, shapes_of, some_rows
 from engines import config_of, stored
 from evidence import examples
 from hypothesis import given
@@ -22,7 +22,7 @@ from penstock.rows.bridge.mesh_selection import make_mesh
 from penstock.rows.bridge.program_cache import Programs
 from penstock.rows.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.rows.bridge.stacking import Stack
-from penstock.rows.initial_rows import InitialRows
+from penstock.rows.initializers import InitialRows
 
 DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["host", "xla"])
@@ -32,11 +32,6 @@ def table_of(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):
     layout = Layout("t", rows, dim, len(slots), mesh.size, mod)
     rule = UpdateRule("adagrad", 1) if slots else UpdateRule("stochastic_gradient_descent", 0)
     return device_table(mesh, layout, rule, slots, variant=variant)
-
-
-def some_rows(seed, num_rows, vocabulary, dim):
-    rng = np.random.default_rng(seed)
-    return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
 
 
 @pytest.mark.sampled("3-host", "8-xla")
@@ -167,7 +162,7 @@ def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, variant, 
 def test_every_id_has_its_own_place(vocabulary, devices, mod, ids):
     layout = Layout("t", vocabulary, 4, 0, devices, mod)
     ids = np.unique(np.array(ids) % vocabulary)
-    devices_of, rows = layout.place(ids)
+    devices_of, rows = layout.locate(ids)
     assert len(set(zip(devices_of.tolist(), rows.tolist(), strict=True))) == len(ids)
     assert rows.max() < layout.rows_per_device
 

@@ -39,6 +39,7 @@ def test_a_row_that_comes_down_is_updated_in_the_next_step(variant, monkeypatch)
     assert cached.counts(engine) == (2, 10, 8)  # hits: row 2 in the third step, row 1 in the fifth
 
 
+@pytest.mark.sampled("host", "xla")
 @pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_step_of_more_rows_than_places_is_carried_out_in_several(variant, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)

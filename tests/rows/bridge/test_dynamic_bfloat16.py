@@ -4,14 +4,19 @@ import numpy as np
 import pytest
 from dynamic import ALL_POLICIES, churning_steps, config_of, cut, log_of
 from engines import stored
-from evidence import examples
-from hypothesis import given
+from evidence import IS_EVIDENCE, examples, more_as_evidence
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.rows.bridge.stochastic_rounding import key_of, stochastic, words_of
 
-OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.RowWiseAdagrad(0.1)]
+OPTIMIZERS = {
+    "sgd": ps.SGD(0.5),
+    "adagrad": ps.Adagrad(0.1),
+    "adam": ps.Adam(0.01, lazy_adam=True),
+    "row-wise": ps.RowWiseAdagrad(0.1),
+}
 
 
 def engine_of(dynamic=None, mesh=None, **options):
@@ -21,17 +26,18 @@ def engine_of(dynamic=None, mesh=None, **options):
 
 
 @given(
-    optimizer=st.sampled_from(OPTIMIZERS),
+    optimizer=st.sampled_from([*OPTIMIZERS]),
     steps=st.lists(st.lists(st.integers(0, 12), max_size=20), min_size=1, max_size=8),
     num_required=st.integers(1, 3),
     form=st.sampled_from([("plain", 3), ("tiled", 2)]),
 )
-@examples(10, 2)
+@example(optimizer="adam", steps=[[0, 3, 3], [], [5, 12, 3], [0, 5]], num_required=2, form=("tiled", 2))
+@examples(10, 1, phases=[Phase.generate] if IS_EVIDENCE else [Phase.explicit])
 def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
     layout, devices = form
-    table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)
+    table = ps.TableConfig(26, 4, name="user", optimizer=OPTIMIZERS[optimizer])
     static = stored(ps.EmbeddingConfig.from_tables([table]), ["user"])
-    dynamic = stored(config_of(rows=26, optimizer=optimizer), ["user"])
+    dynamic = stored(config_of(rows=26, optimizer=OPTIMIZERS[optimizer]), ["user"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_LAYOUT", layout)
         engines = [ps.Engine(config, mesh_of(devices), num_required=num_required) for config in (static, dynamic)]
@@ -88,28 +94,18 @@ def test_keys_that_share_their_lower_half_are_rounded_each_by_itself():
     assert len(set(words_of(np.array([-1, 2**32 - 1, 2**63 - 1, -(2**63), 0])).tolist())) == 5
 
 
+@more_as_evidence
 @pytest.mark.sampled("lru")
 @pytest.mark.parametrize(
     "dynamic", [ALL_POLICIES, ps.Dynamic(probability=0.4, evict="lfu", half_life=4)], ids=["lru", "lfu"]
 )
 def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of, monkeypatch):
     log, states = log_of(churning_steps(40)), set()
-    for layout, devices, sizes in [("plain", 1, [10_000]), ("plain", 3, [1, 100]), ("tiled", 8, [24, 3])]:
+    forms = [("plain", 3, [1, 100]), ("tiled", 2, [24, 3]), ("plain", 1, [10_000]), ("tiled", 8, [24, 3])]
+    for layout, devices, sizes in forms if IS_EVIDENCE else forms[:2]:
         monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
         engine = engine_of(dynamic, mesh_of(devices), rows=32, num_required=2)
         engine.run(cut(log, sizes), flush=True)
         states.add((engine.state_hash(), dynamic_of(engine).directory.counts["evicted"]))
     assert len(states) == 1
     assert states.pop()[1] > 20
-
-
-def test_a_run_that_resumes_ends_like_the_unbroken_one(tmp_path, mesh_of):
-    log = log_of(churning_steps(40))
-    whole = engine_of(ALL_POLICIES, rows=32, num_required=2)
-    whole.run([log])
-    for limit, devices in ((7, 3), (20, 1)):
-        folder = tmp_path / str(limit)
-        engine_of(ALL_POLICIES, rows=32, num_required=2).run([log], checkpoint=folder, limit=limit, every=3)
-        again = ps.Engine.restore(folder, mesh_of(devices))
-        again.run([log], checkpoint=folder, resume=True, every=3)
-        assert again.state_hash() == whole.state_hash()

@@ -93,18 +93,16 @@ def test_with_pow_an_update_is_within_the_stated_bound(algorithm, ulp):
         assert ulp.error_on_device(rule, 17, 4, variant="host") <= ulp.WITH_POW
 
 
-def test_a_power_of_one_is_exact(mesh_of):
-    rule = UpdateRule("ftrl", 2, (("lr_power", -1.0), ("l2", 0.5)))
-    table, (ids, grads) = host_table(mesh_of, rule, 2000, 7), some_rows(0, 900, 2000, 7)
-    wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
-    table.apply(ids, grads, 0.1)
-    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
-
-
-def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
-    rule = UpdateRule("row_wise_adagrad", 1)
-    table = host_table(mesh_of, rule, 5, host_tables.MAX_SUMMED_DIM)
-    ids, grads = some_rows(0, 5, 5, host_tables.MAX_SUMMED_DIM)
+@pytest.mark.parametrize(
+    ("rule", "num_rows", "dim"),
+    [
+        (UpdateRule("ftrl", 2, (("lr_power", -1.0), ("l2", 0.5))), 2000, 7),
+        (UpdateRule("row_wise_adagrad", 1), 5, host_tables.MAX_SUMMED_DIM),
+    ],
+    ids=["a power of one", "the widest row-wise row"],
+)
+def test_numpys_bits_at_the_limits_of_a_rule(rule, num_rows, dim, mesh_of):
+    table, (ids, grads) = host_table(mesh_of, rule, num_rows, dim), some_rows(0, num_rows, num_rows, dim)
     wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
     table.apply(ids, grads, 0.1)
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]

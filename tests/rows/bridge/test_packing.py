@@ -188,26 +188,10 @@ def test_rows_are_laid_into_their_cells(num_rows, dim, group, data):
         assert alone.tobytes() == wanted.tobytes()
 
 
-ROWS, ZEROS, GRADS = np.arange(2, dtype=np.int32), np.zeros(2, np.int32), np.ones((2, 4), np.float32)
-CELLS = np.zeros((1, 2, 8), np.int32)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "problem"),
-    [
-        ("order", (ROWS, 0, np.zeros(1, np.int64), ZEROS + 0, None, None), "row 1 of device 1 has no place among"),
-        ("order", (ZEROS, 0, np.zeros(1, np.int64), ZEROS + 0, np.ones(1, np.int64), ZEROS + 0), "row 1 of device 0"),
-        ("number", (np.array([5], np.int32), ZEROS, ZEROS + 0), "row 5 is not one of 2"),
-        ("group", (ROWS, 1, ZEROS, ROWS + 0, np.zeros(2, np.uint8)), "row 1 is not in one of 1 lines"),
-        ("group", (ROWS + 5, 1, ZEROS, ZEROS + 0, np.zeros(2, np.uint8)), "row 5 is not in one of 1 lines"),
-        ("lay", (ROWS, ROWS, 0, GRADS, CELLS), "row 1: no device 1"),
-        ("lay", (ZEROS, ROWS, 0, GRADS, CELLS, ROWS, ZEROS[:1]), "row 1: no device 0, or no such place"),
-        ("lay", (ZEROS, ROWS, 0, GRADS, CELLS, ROWS, ROWS + 4), "a row of 4 words does not fit a cell of 8"),
-    ],
-)
-def test_rows_out_of_place_are_refused(function, arguments, problem):
-    with pytest.raises(ValueError, match=problem):
-        getattr(partition, function)(*arguments)
+def test_a_row_that_does_not_fit_a_cell_is_refused():
+    cells, rows = np.zeros((1, 2, 8), np.int32), np.arange(2, dtype=np.int32)
+    with pytest.raises(ValueError, match="a row of 4 words does not fit a cell of 8"):
+        partition.lay(rows * 0, rows, 0, np.ones((2, 4), np.float32), cells, rows, rows + 4)
 
 
 def test_an_id_beyond_the_table_is_refused():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from device_table import bytes_of, rule_of, some_rows, started, table_of
 from engines import engine_of
-from evidence import examples
-from hypothesis import given
+from evidence import IS_EVIDENCE, examples
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
@@ -62,7 +62,8 @@ def test_packed_lines_hold_the_bits_of_rows_by_themselves(name, dim, mesh_of):
     bfloat16=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@examples(8, 2)
+@example(dim=31, rows=1024, devices=3, mod=True, bfloat16=True, seed=5)
+@examples(8, 1, phases=[Phase.generate] if IS_EVIDENCE else [Phase.explicit])
 def test_any_form_of_a_table_holds_the_same_rows(dim, rows, devices, mod, bfloat16, seed, mesh_of):
     rule = rule_of("adagrad")
     forms = [(1, 1, False), (devices, 128, mod)]
@@ -81,12 +82,12 @@ def test_any_form_of_a_table_holds_the_same_rows(dim, rows, devices, mod, bfloat
 def test_an_update_of_every_row_finds_the_rows_in_their_lines(bfloat16, mesh_of):
     rule = rule_of("adam", non_lazy=True)
     plain, tiled = (
-        started(table_of(mesh_of, rule, 3001, 5, devices, lanes=lanes, bfloat16=bfloat16))
+        started(table_of(mesh_of, rule, 301, 5, devices, lanes=lanes, bfloat16=bfloat16))
         for devices, lanes in ((1, 1), (3, 128))
     )
     for step in range(3):
         for table in (plain, tiled):
-            table.apply(*some_rows(step, [700, 0, 3001][step], 3001, 5), 0.1)
+            table.apply(*some_rows(step, [70, 0, 301][step], 301, 5), 0.1)
     assert bytes_of(tiled) == bytes_of(plain)
 
 
@@ -97,17 +98,17 @@ def test_the_bits_that_mark_untouched_rows_are_never_stored(mesh_of):
     assert np.isnan(table.read(np.arange(100))).all()
 
 
-@pytest.mark.sampled("row_wise_adagrad")
+@pytest.mark.sampled("row_wise_adagrad-True")
+@pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("rule", ["adam", "row_wise_adagrad"])
-def test_copies_for_a_checkpoint_are_the_rows_of_every_part(rule, mesh_of):
-    for bfloat16 in (False, True):
-        table = started(table_of(mesh_of, rule_of(rule), 500, 3, 3, bfloat16=bfloat16))
-        table.apply(*some_rows(0, 400, 500, 3), 0.1)
-        ids = np.random.default_rng(1).permutation(500)[:77]
-        copied = np.empty((77, sum(table.part_dims)), np.float32)
-        table.copy_rows(ids, copied)()
-        parts = [table.read(ids, part) for part in range(len(table.part_dims))]
-        assert copied.tobytes() == np.concatenate(parts, axis=1).tobytes()
+def test_copies_for_a_checkpoint_are_the_rows_of_every_part(rule, bfloat16, mesh_of):
+    table = started(table_of(mesh_of, rule_of(rule), 500, 3, 3, bfloat16=bfloat16))
+    table.apply(*some_rows(0, 400, 500, 3), 0.1)
+    ids = np.random.default_rng(1).permutation(500)[:77]
+    copied = np.empty((77, sum(table.part_dims)), np.float32)
+    table.copy_rows(ids, copied)()
+    parts = [table.read(ids, part) for part in range(len(table.part_dims))]
+    assert copied.tobytes() == np.concatenate(parts, axis=1).tobytes()
 
 
 # ---- the kernel
@@ -140,7 +141,7 @@ def by_both(name, dim, mesh_of):
     return [bytes_of(table) for table in tables]
 
 
-@pytest.mark.sampled("lion-130")
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     ("name", "dim"),
     [*((name, 130) for name in KERNELS), *product(("stochastic_gradient_descent", "adagrad", "adam"), (30, 128, 300))],

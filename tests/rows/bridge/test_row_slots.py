@@ -80,23 +80,15 @@ def slot_bytes(engine):
     return engine.retrieve_parameters("user")["accumulators"].tobytes()
 
 
-@pytest.mark.parametrize("form", ["parquet", "orbax"])
-def test_a_slot_as_wide_as_the_weights_is_refused(tmp_path, form):
+def test_a_slot_as_wide_as_the_weights_is_refused(tmp_path):
     engine = trained()
-    parts = engine.retrieve_parameters("user")
-    wide = np.repeat(parts["accumulators"], DIM, axis=1)
-    if form == "orbax":
-        pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
-        from penstock.contrib.formats.orbax_checkpoint import save_tree
-
-        save_tree(tmp_path / "tree", {"user": {**parts, "accumulators": wide}})
-    else:
-        (path,) = engine.write_tables(tmp_path)
-        table = pq.read_table(path)
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(wide.reshape(-1)), DIM)
-        pq.write_table(table.set_column(table.schema.get_field_index("accumulators"), "accumulators", lists), path)
+    wide = np.repeat(engine.retrieve_parameters("user")["accumulators"], DIM, axis=1)
+    (path,) = engine.write_tables(tmp_path)
+    table = pq.read_table(path)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(wide.reshape(-1)), DIM)
+    pq.write_table(table.set_column(table.schema.get_field_index("accumulators"), "accumulators", lists), path)
     with pytest.raises(ps.InputError, match="accumulators"):
-        ps.Engine(config_of()).read_tables(tmp_path / "tree" if form == "orbax" else tmp_path)
+        ps.Engine(config_of()).read_tables(tmp_path)
 
 
 def test_deltas_contain_the_slot_as_lists_of_one_number():

@@ -37,7 +37,7 @@ def test_status_shows_what_a_service_has_done(capsys, tmp_path):
         client.lookup({"user": [1, 2, 3]})
         code, status, _ = outcome(capsys, "status", service.address.uri)
         assert code == 0
-        expected = {"service": "engine", "state": "serving", "version": ps.__version__, "global_step": 2}
+        expected = {"service": "engine", "state": "serving", "penstock": ps.__version__, "global_step": 2}
         expected |= {"committed_step": 2, "frames": 6, "stale": 1, "pending": 1, "producers": 2, "streams": 0}
         expected |= {"queued_rows": 0, "queued_bytes": 0, "refused": 0, "lookups": 1, "looked_up_rows": 3}
         assert {name: status[name] for name in expected} == expected
@@ -300,6 +300,7 @@ def test_a_text_log_has_a_line_per_event_whatever_a_producer_is_called(config, t
     assert sum(" stale_frame contributor=" in line for line in lines) == 1
 
 
+@pytest.mark.sampled("error-events1")
 @pytest.mark.parametrize(("level", "events"), [("warning", {"stale_frame"}), ("error", set())])
 def test_the_log_has_the_level_that_is_asked_for(level, events, config):
     flags = ["--log-level", level] if level != "warning" else []

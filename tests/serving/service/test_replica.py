@@ -34,8 +34,8 @@ def follow(service, store):
 
 
 @contextmanager
-def replica_of(store, **arguments):
-    service = ReplicaService(ps.Reader(store.path), LOOPBACK, **arguments)
+def replica_of(reader, **arguments):
+    service = ReplicaService(reader, LOOPBACK, **arguments)
     try:
         yield service
     finally:
@@ -45,7 +45,7 @@ def replica_of(store, **arguments):
 def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service, client_of(service) as client:
         follow(service, store)
-        with replica_of(store) as replica, client_of(replica) as reading:
+        with replica_of(ps.Reader(store.path)) as replica, client_of(replica) as reading:
             for end in (1, 5, 30):
                 client.put(FRAMES[:end], "w0", first=1)
                 follow(service, store)  # by another follower each time, so that there are new files
@@ -54,11 +54,11 @@ def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(st
                 answer = reading.lookup({"item": np.arange(ITEMS), "user": keys}, consistent=True)
                 assert [row.tobytes() for row in answer["item"]] == list(rows["item"].values())
                 assert [row.tobytes() for row in answer["user"]] == list(rows["user"].values())
-                assert (answer.step, answer.durable_step) == (end, end)
-                assert answer.lineage == service.status()["lineage"]
+                assert (answer.version.step, answer.durable_step) == (end, end)
+                assert answer.version.lineage == service.engine.version.lineage
                 table = reading.table("user")
                 actual = {int(key): row.tobytes() for key, row in zip(table.keys, table.rows, strict=True)}
-                assert (actual, table.step) == (rows["user"], end)
+                assert (actual, table.version.step) == (rows["user"], end)
                 np.testing.assert_array_equal(reading.table("item").rows, answer["item"])
             assert reading.tables()["user"].field("id").type == "uint64"
             assert reading.status()["global_step"] == 30
@@ -67,66 +67,58 @@ def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(st
 def test_rows_read_while_a_follower_continues_in_another_epoch_are_not_named_after_it(tmp_path):
     writer = SharedWriter(tmp_path)
     writer.create([SharedTable("item", 2, 4)])
-    writer.publish(7, 7, ("lineage", "first"))
+    writer.publish(ps.Version("lineage-first-7"), 7)
     reader = ps.Reader(tmp_path)
-    lookup_tables = reader.lookup_tables
+    read = reader._read
 
     def overtaken(*arguments, **options):
         """The rows before another epoch, which has begun when they are returned."""
-        rows = lookup_tables(*arguments, **options)
-        if reader.history[1] == "first":
-            with writer.step(7, 7, ("lineage", "second")):
+        rows = read(*arguments, **options)
+        if reader.version.epoch == "first":
+            with writer.step(ps.Version("lineage-second-7"), 7):
                 writer.write("item", np.arange(4), np.ones((4, 2)))
         return rows
 
-    reader.lookup_tables = overtaken
-    service = ReplicaService(reader, LOOPBACK)
-    try:
-        with client_of(service) as reading:
-            answer = reading.lookup({"item": [3]}, consistent=True)
-            assert (answer.epoch, answer["item"].tolist()) == ("second", [[1, 1]])
-    finally:
-        assert service.close(0)
-        writer.close()
+    reader._read = overtaken
+    with replica_of(reader) as service, client_of(service) as reading:
+        answer = reading.lookup({"item": [3]}, consistent=True)
+        assert (answer.version.epoch, answer["item"].tolist()) == ("second", [[1, 1]])
+    writer.close()
 
 
 @pytest.mark.parametrize(("item", "method"), [((4, 4), "lookup"), ((2, 8), "table")])
 def test_tables_that_change_while_they_are_read_are_read_again(item, method, tmp_path):
     writer = SharedWriter(tmp_path)
     writer.create([SharedTable("item", 2, 4), SharedTable("user", 4, 4)])
-    writer.publish(7, 7, ("lineage", "first"))
+    writer.publish(ps.Version("lineage-first-7"), 7)
     reader = ps.Reader(tmp_path)
-    lookup_tables = reader.lookup_tables
+    lookup = reader.lookup
 
     def changed(*arguments, **options):
         """The rows of the tables that a follower publishes after the service has looked which tables there are."""
-        if reader.history[1] == "first":
+        if reader.version.epoch == "first":
             writer.create([SharedTable("item", *item), SharedTable("user", 2, 4)])
             writer.write("item", np.arange(item[1]), np.full(item[::-1], 3.0))
-            writer.publish(7, 7, ("lineage", "second"))
-        return lookup_tables(*arguments, **options)
+            writer.publish(ps.Version("lineage-second-7"), 7)
+        return lookup(*arguments, **options)
 
-    reader.lookup_tables = changed
-    service = ReplicaService(reader, LOOPBACK)
-    try:
-        with client_of(service) as reading:
-            if method == "lookup":
-                answer = reading.lookup({"item": [3], "user": [1]})
-                assert (answer["item"].tolist(), answer["user"].shape) == ([[3.0] * 4], (1, 2))
-            else:
-                assert reading.table("item").rows.tolist() == [[3.0] * 2] * 8
-    finally:
-        assert service.close(0)
-        writer.close()
+    reader.lookup = changed
+    with replica_of(reader) as service, client_of(service) as reading:
+        if method == "lookup":
+            answer = reading.lookup({"item": [3], "user": [1]})
+            assert (answer["item"].tolist(), answer["user"].shape) == ([[3.0] * 4], (1, 2))
+        else:
+            assert reading.table("item").rows.tolist() == [[3.0] * 2] * 8
+    writer.close()
 
 
 def test_a_replica_refuses_everything_but_reads_in_one_line(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)
-        with replica_of(store) as replica, client_of(replica, patience_s=0.1) as reading:
+        with replica_of(ps.Reader(store.path)) as replica, client_of(replica, patience_s=0.1) as reading:
             for call, problem in [
                 (lambda: reading.put(FRAMES[:1], "w0", first=1), "a replica takes no gradients"),
-                (lambda: list(reading.deltas(0)), "the ticket: expected table, got deltas"),
+                (lambda: list(reading.deltas()), "the ticket: expected table, got deltas"),
                 (lambda: reading.table("x"), r"no table 'x' in the replica \(item, user\)"),
                 (lambda: reading.lookup({"x": [1]}), "no table 'x'"),
                 (lambda: reading.lookup({"item": [ITEMS]}), "expected 0 <= id < 30, got 30"),
@@ -144,12 +136,12 @@ def test_a_replica_needs_the_token(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)
         tokens = {b"s3cret": Role.READER, b"pr0ducer": Role.PRODUCER}
-        with replica_of(store, tokens=tokens) as replica:
+        with replica_of(ps.Reader(store.path), tokens=tokens) as replica:
             refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
             with client_of(replica, token="", patience_s=0.1) as reading, refused:
                 reading.lookup({"item": [1]})
             with client_of(replica, token="s3cret") as reading:
-                assert reading.lookup({"item": [1]}).step == 0
+                assert reading.lookup({"item": [1]}).version.step == 0
                 with pytest.raises(ps.ServiceError, match="the token is a reader's, and this call needs an operator's"):
                     reading.drain()
             refused = pytest.raises(
@@ -182,7 +174,7 @@ def test_a_replica_waits_for_its_follower_and_says_so(store, caplog):
     with service_of(ps.Engine(config_of())) as service:
         follow(service, store)
         with connect(uri) as reading:
-            assert reading.status()["lineage"] == service.status()["lineage"]
+            assert reading.status().version.lineage == service.engine.version.lineage
             reading.drain()
     assert serving() == 0
 

@@ -124,20 +124,6 @@ def test_of_too_many_connections_those_that_never_called_are_closed_first(monkey
         until(lambda: service.connections.num_open == 3)
 
 
-def test_open_calls_are_cancelled_after_the_grace_period():
-    with service_of(grace_s=0) as service, client_of(service) as client:  # which says whether they could be
-        client.put(FRAMES[:1], "w0")
-        raw = flight.connect(service.address.uri)
-        follow = raw.do_get(FOLLOW)
-        writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "w1"), FRAMES[0].schema)
-        writer.write_batch(FRAMES[0])
-        until(lambda: service.sequencer.streams.position("w1") == 1)
-    with pytest.raises(flight.FlightError):
-        writer.close()
-    del follow
-    raw.close()
-
-
 def test_final_writes_do_not_wait_for_open_calls(tmp_path, strangers):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--out", tmp_path / "out", "--checkpoint", tmp_path / "c", "--grace", "600", "--json"]

@@ -41,11 +41,9 @@ def go_back(folder, step):
     assert newest.contents["global_step"] == step
 
 
-def positions_of(client):
-    """The position of every reader: of a table, and of the last delta."""
-    table = client.table("user")
-    last = [{"lineage": table.lineage, "epoch": delta.epoch, "since": delta.step} for delta in client.deltas()][-1:]
-    return [{"lineage": table.lineage, "epoch": table.epoch, "since": table.step}, *last]
+def versions_of(client):
+    """The version of every reader: of a table, and of the last delta."""
+    return [client.table("user").version, *[delta.version for delta in client.deltas()][-1:]]
 
 
 @pytest.fixture
@@ -55,44 +53,31 @@ def at_six(tmp_path):
     with serving(folder) as service, client_of(service) as client:
         push(client, FRAMES[:3])
         push(client, FRAMES[3:6])
-        positions = positions_of(client)
-    assert [position["since"] for position in positions] == [6, 6]
-    return folder, positions
+        versions = versions_of(client)
+    assert [version.step for version in versions] == [6, 6]
+    return folder, versions
 
 
 def test_a_reader_ahead_of_a_service_that_went_back_gets_an_error_and_others_continue(at_six):
-    folder, positions = at_six
+    folder, versions = at_six
     with serving(folder) as service, client_of(service) as client:  # no step was lost: every reader continues
-        assert [list(client.deltas(**position)) for position in positions] == [[], []]
+        assert [list(client.deltas(version)) for version in versions] == [[], []]
     go_back(folder, 3)
     with serving(folder) as service, client_of(service) as client:
         at_three = client.table("user")
         push(client, OTHER[:3])
         assert service.engine.global_step == 6
-        for position in positions:
+        for version in versions:
             with pytest.raises(ps.DeltasGoneError, match="restored from step 3 and has other steps since then"):
-                list(client.deltas(**position))
-        (delta,) = client.deltas(at_three.step, lineage=at_three.lineage, epoch=at_three.epoch)
-        assert (delta.since, delta.step, delta.epoch) == (3, 6, service.sequencer.streams.lineage.current.id)
+                list(client.deltas(version))
+        (delta,) = client.deltas(at_three.version)
+        assert (delta.since, delta.version) == (3, service.sequencer.streams.lineage.ahead(6))
+        assert not delta.version.follows(at_three.version)  # of another epoch
         rows = at_three.rows.copy()
         for batch in delta.batches:
             rows[batch.column("id").to_numpy()] = batch.column("row").flatten().to_numpy().reshape(-1, DIM)
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
         np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[:3] + OTHER[:3]).table("user")))
-
-
-def test_a_reader_that_names_no_epoch_is_in_the_first_one(at_six):
-    folder, (position, _) = at_six
-    since, lineage = position["since"], position["lineage"]
-    with serving(folder) as service, client_of(service) as client:
-        assert list(client.deltas(since, lineage=lineage)) == []
-        push(client, FRAMES[6:8])
-        assert [delta.step for delta in client.deltas(since, lineage=lineage)] == [8]
-    with serving(folder) as service, client_of(service) as client:
-        with pytest.raises(ps.DeltasGoneError, match="give epoch= of that table or delta too"):
-            list(client.deltas(8, lineage=lineage))
-        snapshot = client.table("user")
-        assert list(client.deltas(snapshot.step, lineage=lineage, epoch=snapshot.epoch)) == []
 
 
 @pytest.mark.parametrize("lineage", [True, False])
@@ -103,9 +88,9 @@ def test_a_reader_that_follows_over_the_restart_gets_the_error(lineage, tmp_path
 
         def follow():
             snapshot = reader.table("user")
-            deltas = reader.deltas(snapshot.step, lineage=snapshot.lineage if lineage else None, follow=True)
+            deltas = reader.deltas(snapshot.version if lineage else ps.Version("3"), follow=True)
             with pytest.raises(ps.DeltasGoneError, match="restored from step 3"):
-                next(delta for delta in deltas if seen.append(delta.step) or delta.step > 6)
+                next(delta for delta in deltas if seen.append(delta.version.step) or delta.version.step > 6)
 
         with serving(folder, address=address) as service, client_of(service) as client:
             push(client, FRAMES[:3])
@@ -147,19 +132,19 @@ def test_a_backup_restored_over_the_folder(at_six, tmp_path):
     shutil.copytree(folder, tmp_path / "backup")
     with serving(folder) as service, client_of(service) as client:
         push(client, FRAMES[6:9])
-        positions = positions_of(client)
+        versions = versions_of(client)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
     with serving(folder) as service, client_of(service) as client:
         push(client, OTHER[6:9])
         assert service.engine.global_step == 9
-        for position in positions:
+        for version in versions:
             with pytest.raises(ps.DeltasGoneError, match="of an epoch that is not in the history of this service"):
-                list(client.deltas(**position))
+                list(client.deltas(version))
 
 
 def test_two_copies_started_at_once_have_different_epochs(at_six, tmp_path):
-    folder, (position, _) = at_six
+    folder, (version, _) = at_six
     shutil.copytree(folder, tmp_path / "copy")
     with (
         serving(folder) as server,
@@ -169,27 +154,30 @@ def test_two_copies_started_at_once_have_different_epochs(at_six, tmp_path):
     ):
         push(client, FRAMES[6:9])
         push(other_client, OTHER[6:9])
-        assert client.status()["lineage"] == other_client.status()["lineage"]
-        assert client.status()["epoch"] != other_client.status()["epoch"]
+        here, there = (each.status().version for each in (client, other_client))
+        assert (here.lineage, here.step) == (there.lineage, there.step)
+        assert here != there
+        assert not here.follows(there)
+        assert not there.follows(here)
         for service in (client, other_client):  # both continue from the step that both have
-            assert [delta.step for delta in service.deltas(**position)] == [9]
+            assert [delta.version.step for delta in service.deltas(version)] == [9]
         for there, here in ((client, other_client), (other_client, client)):
-            for elsewhere in positions_of(there):
+            for elsewhere in versions_of(there):
                 with pytest.raises(ps.DeltasGoneError, match="of an epoch that is not in the history"):
-                    list(here.deltas(**elsewhere))
+                    list(here.deltas(elsewhere))
 
 
 def test_a_replay_that_continues_the_folder_of_a_service_begins_an_epoch(at_six):
-    folder, positions = at_six
+    folder, versions = at_six
     go_back(folder, 3)
     engine = ps.Engine.restore(folder)
     engine.run(iter(OTHER[:3]), checkpoint=folder, resume=True)
     assert engine.global_step == 6
     with serving(folder) as service, client_of(service) as client:
         assert service.engine.global_step == 6
-        for position in positions:
+        for version in versions:
             with pytest.raises(ps.DeltasGoneError, match="restored from step 3"):
-                list(client.deltas(**position))
+                list(client.deltas(version))
 
 
 def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
@@ -199,25 +187,12 @@ def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
         snapshot = client.table("user")
         service.end(signal.SIGKILL)
         with Process(*serve):
-            assert client.status()["lineage"] == snapshot.lineage
+            assert client.status().version.lineage == snapshot.version.lineage
             push(client, FRAMES[:2])
-            assert [d.step for d in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch)] == [2]
+            assert [d.version.step for d in client.deltas(snapshot.version)] == [2]
 
 
 # ---- the start
-
-
-def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, config, capsys):
-    listen = f"grpc://127.0.0.1:{free_port()}"
-    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
-    follow = ("follow", listen, "--into", f"parquet:{tmp_path / 'rows'}", "--once")
-    with Process(*serve) as service:
-        assert outcome(capsys, *follow)[0] == 0
-        service.end(signal.SIGKILL)
-    with Process(*serve), connect(listen) as client:
-        push(client, FRAMES[:3])
-        code, done, text = outcome(capsys, *follow)
-        assert (code, done and done["step"]) == (0, 3), text
 
 
 def test_a_start_commits_no_row_again(tmp_path):
@@ -257,7 +232,7 @@ def test_a_start_that_cannot_commit_is_exit_6(tmp_path, config, capsys, monkeypa
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Folder, "name", full)
+    monkeypatch.setattr(Folder, "publish_commit", full)
     code, _, text = outcome(capsys, "serve", config, "--checkpoint", tmp_path / "c", "--resume")
     assert (code, text.count("\n")) == (6, 1), text
     assert "cannot write: no space left on device" in text
@@ -271,26 +246,27 @@ def test_a_start_that_cannot_commit_is_exit_6(tmp_path, config, capsys, monkeypa
 
 def test_wrong_types_are_usage_errors():
     with service_of() as service, client_of(service) as client:
-        for wrong in ({"since": "3"}, {"since": 2.5}, {"lineage": 3}, {"lineage": "ab", "epoch": 0}, {"epoch": "0"}):
-            with pytest.raises(ps.UsageError):
-                list(client.deltas(**wrong))
-            with pytest.raises(
-                flight.FlightServerError, match=r"expected a step|of a table or a delta|give lineage too"
-            ):
-                client.connection.get({"deltas": wrong}).read_all()
-        assert list(client.deltas(np.int64(0))) == []
+        for wrong in (0, "0", "3-x", np.int64(0)):
+            with pytest.raises(ps.UsageTypeError, match="since: expected the version of a table"):
+                list(client.deltas(wrong))
+        for wrong in (3, 2.5, "", "3-x", "a-b-c-1", "a--1", "9" * 20):
+            with pytest.raises(flight.FlightServerError, match="expected a version, such as"):
+                client.connection.get({"deltas": {"since": wrong}}).read_all()
+        assert list(client.deltas(ps.Version("0"))) == []
 
 
-def test_status_tables_and_lookups_name_the_epoch(at_six):
+def test_status_tables_and_lookups_name_the_version(at_six):
     folder, _ = at_six
     with serving(folder) as service, client_of(service) as client:
-        status = client.status()
-        assert status["epochs"] == [["0", 0], [status["epoch"], 6]]
-        assert client.table("user").epoch == "0"  # step 6 is of the epoch before
+        before = client.status()
+        assert before["epochs"][0] == ["0", 0]
+        assert before.version == client.table("user").version == service.engine.version
+        assert (before.version.epoch, before.version.step) == ("0", 6)  # of the epoch before
         push(client, FRAMES[6:8])
-        snapshot = client.table("user")
-        assert (snapshot.step, snapshot.epoch) == (8, status["epoch"])
-        (delta,) = client.deltas(6)
-        assert delta.epoch == status["epoch"]
+        status = client.status()
+        assert (status.version.epoch, status.version.step) == (before["epochs"][1][0], 8)
+        (delta,) = client.deltas(before.version)
         looked_up = client.lookup({"user": [1]})
-        assert (looked_up.step, looked_up.lineage, looked_up.epoch) == (8, status["lineage"], status["epoch"])
+        assert {client.table("user").version, delta.version, looked_up.version} == {status.version}
+        assert client.lookup("user", [1]).tolist() == looked_up["user"].tolist()
+        assert ps.Version(str(status.version)) == status.version == service.engine.version

@@ -116,17 +116,10 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
         deaf[0].close()
 
 
-def test_a_ticket_of_ten_megabytes_is_refused_before_it_is_read():
-    size = r"the ticket: [\d,]+ bytes; expected a JSON object of 2,097,152 at most"
-    refused = pytest.raises(flight.FlightServerError, match=size)
-    with service_of() as service, flight.connect(service.address.uri) as raw, refused:
-        list(raw.do_get(flight.Ticket(b'{"table":"' + b"x" * 10_000_000 + b'"}')))
-
-
-@pytest.mark.parametrize("since", [10**30, -(10**30), 1 << 63])
+@pytest.mark.parametrize("since", [10**19 - 1, -(10**18), 1 << 63])
 def test_deltas_since_steps_out_of_range_are_refused(since):
     with service_of() as service, client_of(service) as client, pytest.raises(ps.DeltasGoneError):
-        list(client.deltas(since))
+        list(client.deltas(ps.Version(str(since))))
 
 
 def test_deeply_nested_json_is_refused():

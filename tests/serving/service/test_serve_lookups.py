@@ -75,7 +75,7 @@ def test_a_lookup_has_the_rows_of_all_its_tables(dims):
                 assert answer[name].dtype == np.float32
                 np.testing.assert_array_equal(answer[name], engine.lookup(name, array))
             engine.apply({"t0": ([1], np.ones((1, dims[0])))})
-        assert answer.step == 2
+        assert answer.version.step == 2
         assert client.lookup({}) == {}
 
 
@@ -218,9 +218,8 @@ def test_an_answer_names_its_step_and_the_durable_one(tmp_path):
                 producer.send(each)
             until(lambda: service.sequencer.streams.durable_step == 4 and service.sequencer.counters.frames == 6)
             answer = client.lookup({"user": [1]})
-            assert (answer.step, answer.durable_step) == (6, 4)
-        snapshot = client.table("user")
-        assert (answer.lineage, answer.epoch) == (snapshot.lineage, snapshot.epoch)
+            assert (answer.version.step, answer.durable_step) == (6, 4)
+        assert answer.version == client.table("user").version
     with service_of() as service, client_of(service) as client:
         assert client.lookup({"user": [1]}).durable_step is None
 
@@ -241,8 +240,8 @@ def test_a_consistent_lookup_is_of_one_step_while_frames_arrive():
         pushed, steps = in_thread(push), []
         while not steps or steps[-1] < 300:
             answer = client.lookup({"t2": every, "t3": every[::-1]}, consistent=True)
-            assert all((rows == answer.step).all() for rows in answer.values())
-            steps.append(answer.step)
+            assert all((rows == answer.version.step).all() for rows in answer.values())
+            steps.append(answer.version.step)
         assert pushed() == 300
         assert steps == sorted(steps)
 
@@ -264,7 +263,7 @@ def test_a_lookup_does_not_wait_for_a_step_unless_it_is_consistent(monkeypatch):
         np.testing.assert_array_equal(client.lookup({"user": [1]})["user"], before["user"])
         with pytest.raises(TimeoutError, match="no rows after 20 ms: step 1 runs"):
             client.lookup({"user": [1]}, consistent=True, timeout_ms=20)
-        waiting = in_thread(lambda: client.lookup({"user": [1]}, consistent=True, timeout_ms=60_000).step)
+        waiting = in_thread(lambda: client.lookup({"user": [1]}, consistent=True, timeout_ms=60_000).version.step)
         end.set()
         assert waiting() == 1
         assert pushed().position == 1
@@ -279,7 +278,7 @@ def test_rows_that_are_not_all_on_the_host_are_looked_up_between_steps():
     with service_of(engine) as service, client_of(service) as client:
         client.put([frame(0, table="user")], "w0")
         answer = client.lookup({"item": [7], "user": [1, 2]}, consistent=True)
-        assert answer.step == 1
+        assert answer.version.step == 1
         np.testing.assert_array_equal(answer["user"], engine.lookup("user", [1, 2]))
         np.testing.assert_array_equal(answer["item"], engine.lookup("item", [7]))
 
@@ -297,7 +296,7 @@ def test_a_client_that_reads_no_answers_does_not_delay_others():
         sent = in_thread(send)
         for number in range(20):
             client.put([pa.record_batch({"id": [number], "gradient": [[1.0] * 256]})], "w0")
-            assert client.lookup({"t0": [number]}).step == number + 1
+            assert client.lookup({"t0": [number]}).version.step == number + 1
         deaf.reader.cancel()
         sent()
 
@@ -321,7 +320,7 @@ def test_an_idle_stream_does_not_delay_the_end_and_the_next_lookup_is_refused():
 def test_an_idle_stream_is_closed_with_its_connection_and_opened_again():
     with service_of(limits=Limits(idle_s=0.1)) as service, client_of(service) as client:
         for step in range(3):
-            assert client.lookup({"user": [1]}).step == step
+            assert client.lookup({"user": [1]}).version.step == step
             until(lambda: service.connections.num_open == 0)
             service.engine.apply({"user": ([1], np.ones((1, 4)))})
 
@@ -338,7 +337,7 @@ def test_lookups_continue_after_the_service_was_killed(tmp_path):
         with Process(*words, "--resume"):
             after = client.lookup({"user": np.arange(500)})
         np.testing.assert_array_equal(before["user"], after["user"])
-        assert (after.step, after.lineage) == (before.step, before.lineage)
+        assert (after.version.step, after.version.lineage) == (before.version.step, before.version.lineage)
 
 
 def test_lookups_need_a_token():
@@ -350,7 +349,7 @@ def test_lookups_need_a_token():
         with client_of(service, token="other", patience_s=0.1) as client, refused:
             client.lookup({"user": [1]})
         with client_of(service, token="s3cret") as client:
-            assert client.lookup({"user": [1]}).step == 0
+            assert client.lookup({"user": [1]}).version.step == 0
 
 
 def test_a_failed_engine_answers_no_lookup():

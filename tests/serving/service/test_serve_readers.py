@@ -32,7 +32,7 @@ def test_a_table_is_that_of_the_engine():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         snapshot = client.table("user")
-        assert (snapshot.step, snapshot.lineage) == (12, service.sequencer.streams.lineage.id)
+        assert snapshot.version == service.engine.version == service.sequencer.streams.lineage.at(12)
         np.testing.assert_array_equal(snapshot.rows, np.asarray(service.engine.table("user")))
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
             client.table("x")
@@ -51,11 +51,10 @@ def test_a_table_read_during_steps_is_of_one_step(durable, tmp_path, monkeypatch
             producer.send(each)
         producer.wait()
         rows = np.zeros((VOCABULARY, DIM), np.float32)
-        step = None
         for chunk in [first, *stream]:
             rows[chunk.data.column("id").to_numpy()] = chunk.data.column("row").flatten().to_numpy().reshape(-1, DIM)
-            step = decoded(chunk.app_metadata, "").get("step", step)
-        np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[:step]).table("user")))
+            version = decoded(chunk.app_metadata, "").get("version")
+        np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[: ps.Version(version).step]).table("user")))
 
 
 def test_deltas_lead_from_any_step_to_now():
@@ -63,21 +62,21 @@ def test_deltas_lead_from_any_step_to_now():
         start = client.table("user")
         client.put(FRAMES, "w0")
         rows, steps = start.rows.copy(), list[int]()
-        for delta in client.deltas(start.step, lineage=start.lineage):
+        for delta in client.deltas(start.version):
             assert delta.since == (steps[-1] if steps else 0)
-            steps.append(delta.step)
+            steps.append(delta.version.step)
             apply(rows, delta)
-            np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[: delta.step]).table("user")))
+            np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[: delta.version.step]).table("user")))
         assert steps == list(range(1, 13))
-        assert [d.step for d in client.deltas(9)] == [10, 11, 12]
+        assert [d.version.step for d in client.deltas(start.version.at(9))] == [10, 11, 12]
 
 
 def test_changes_without_a_follower_are_one_delta_on_request():
     with service_of() as service, client_of(service) as client:
         start = client.table("user")
         client.put(FRAMES, "w0")
-        (delta,) = client.deltas(start.step)
-        assert (delta.since, delta.step) == (0, 12)
+        (delta,) = client.deltas(start.version)
+        assert (delta.since, delta.version.step) == (0, 12)
         apply(start.rows, delta)
         np.testing.assert_array_equal(start.rows, np.asarray(service.engine.table("user")))
 
@@ -89,11 +88,11 @@ def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
             for each in FRAMES[:6]:
                 producer.send(each)
             until(lambda: service.sequencer.streams.durable_step == 4 and service.sequencer.counters.frames == 6)
-            assert [d.step for d in client.deltas(start.step)] == [4]
+            assert [d.version.step for d in client.deltas(start.version)] == [4]
         rows = start.rows.copy()
-        for delta in client.deltas(start.step):
+        for delta in client.deltas(start.version):
             apply(rows, delta)
-        assert delta.step == 6
+        assert delta.version.step == 6
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
 
 
@@ -103,9 +102,9 @@ def test_a_reader_follows_while_frames_arrive():
         rows = start.rows.copy()
 
         def follow():
-            for delta in client.deltas(start.step, follow=True):
+            for delta in client.deltas(start.version, follow=True):
                 apply(rows, delta)
-                if delta.step == 12:
+                if delta.version.step == 12:
                     return
 
         done = in_thread(follow)
@@ -116,17 +115,17 @@ def test_a_reader_follows_while_frames_arrive():
 
 def test_deltas_that_are_no_longer_kept_and_steps_of_other_states_are_named():
     with service_of(limits=Limits(delta_bytes=2000), per_steps=1) as service, client_of(service) as client:
-        lineage = client.status()["lineage"]
+        start = client.status().version
         client.put(FRAMES, "w0")
         assert service.log.num_bytes <= 2000
         with pytest.raises(
             ps.DeltasGoneError, match=r"deltas are kept from step \d+ on, not from 0; read the tables again"
         ):
-            list(client.deltas(0, lineage=lineage))
+            list(client.deltas(start))
         with pytest.raises(ps.DeltasGoneError, match="step 13 is ahead of this service, which is at step 12"):
-            list(client.deltas(13))
+            list(client.deltas(start.at(13)))
         with pytest.raises(ps.DeltasGoneError, match="this service's state is another one"):
-            list(client.deltas(12, lineage="0123"))
+            list(client.deltas(ps.Version("0123-0-12")))
 
 
 def test_exchange_answers_gradients_with_deltas():
@@ -176,7 +175,7 @@ def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_sett
 
         busy[0] = False
         snapshot = client.table("user")
-        assert snapshot.step == len(sent)
+        assert snapshot.version.step == len(sent)
         np.testing.assert_array_equal(snapshot.rows, np.asarray(service.engine.table("user")))
 
 
@@ -192,7 +191,7 @@ def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
         settled = snapshots.TableSnapshots._settle
         monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle)
         snapshot = client.table("user")
-        assert snapshot.step == 12
+        assert snapshot.version.step == 12
         np.testing.assert_array_equal(snapshot.rows, np.asarray(replayed(FRAMES).table("user")))
 
 

@@ -52,9 +52,9 @@ def test_tokens_and_a_certificate_are_rotated_without_losing_a_frame_or_a_follow
             tokens.write_text("operator old\noperator new\n")  # both tokens
             assert reloaded(service) == "reloaded  2 tokens\n"
             assert moved.status()["frames"] == 1
-            deltas = connect(service.uri, "new", roots=roots).deltas(0, follow=True)
+            deltas = connect(service.uri, "new", roots=roots).deltas(follow=True)
             producer.send(frame(1))
-            assert next(deltas).step == 1
+            assert next(deltas).version.step == 1
 
             # Callers trust both: also those that have connected before.
             roots.write_bytes((old / "cert.pem").read_bytes() + (new / "cert.pem").read_bytes())
@@ -72,7 +72,7 @@ def test_tokens_and_a_certificate_are_rotated_without_losing_a_frame_or_a_follow
             assert reloaded(service) == "reloaded  1 token\n"
             with pytest.raises(ps.ServiceError, match="the token is missing or wrong"):
                 trainer.status()
-            assert [delta.step for delta in (next(deltas) for _ in range(3))] == [2, 3, 4]
+            assert [delta.version.step for delta in (next(deltas) for _ in range(3))] == [2, 3, 4]
             deltas.close()
         assert service.end(signal.SIGTERM)[0] == 0
 

@@ -98,7 +98,7 @@ def test_clients_work_within_their_roles_and_name_them_beyond(tmp_path, capsys, 
     with service_of(tokens=TOKENS) as service:
         with client_of(service, token="p") as producer, client_of(service, token="r") as reader:
             assert producer.put(FRAMES, "w0").position == 4
-            assert reader.table("user").step == 4
+            assert reader.table("user").version.step == 4
             with pytest.raises(
                 ps.ServiceError, match=r"the token is a reader's, and this call needs a producer or ope"
             ):

@@ -92,8 +92,8 @@ def test_a_rollback_is_a_delta_between_those_of_steps(serving):
     push(client, range(24, 27))
     client.rollback("good")
     push(client, range(27, 29))
-    deltas = list(client.deltas(taken.step, lineage=taken.lineage, epoch=taken.epoch))
-    assert [(delta.since, delta.step) for delta in deltas] == [(24, 27), (27, 28), (28, 30)]
+    deltas = list(client.deltas(taken.version))
+    assert [(delta.since, delta.version.step) for delta in deltas] == [(24, 27), (27, 28), (28, 30)]
 
 
 def test_no_frame_is_applied_twice_and_older_steps_are_stale(folder):
@@ -159,7 +159,7 @@ def test_a_service_that_resumes_a_rolled_back_folder_sends_readers_the_tables(fo
     assert (code, done) == (0, {"global_step": 10, "to_step": 6, "rolled_back": 0}), text
     with service_of(ps.Engine.restore(folder), folder, resume=True) as service, client_of(service) as client:
         with pytest.raises(ps.DeltasGoneError, match="read the tables again"):
-            list(client.deltas(taken.step, lineage=taken.lineage, epoch=taken.epoch))
+            list(client.deltas(taken.version))
         assert rows_of(service.engine) == good
         assert client.position("w0") == 9
 
@@ -173,13 +173,13 @@ def test_a_reader_of_a_step_that_went_back_does_not_take_it_for_that_of_a_rollba
         copy = shutil.copytree(folder, tmp_path / "copy")
         push(client, [9])
         taken = client.table("item")
-        assert taken.step == 10
+        assert taken.version.step == 10
     assert roll_back_folder(copy, "good").step == 10
     engine = ps.Engine.restore(copy)
     with service_of(engine, copy, resume=True) as service, client_of(service) as client:
-        assert client.status()["global_step"] == taken.step
+        assert client.status()["global_step"] == taken.version.step
         with pytest.raises(ps.DeltasGoneError, match="read the tables again"):
-            list(client.deltas(taken.step, lineage=taken.lineage, epoch=taken.epoch))
+            list(client.deltas(taken.version))
 
 
 def test_a_rollback_drops_the_frames_in_the_gate(folder):
@@ -207,16 +207,16 @@ def test_readers_follow_through_a_rollback_while_producers_push(folder):
                 taken = reader.table("item")
                 rows, deltas = (
                     taken.rows.copy(),
-                    reader.deltas(taken.step, lineage=taken.lineage, epoch=taken.epoch, follow=True),
+                    reader.deltas(taken.version, follow=True),
                 )
-                seen.append(taken.step)
+                seen.append(taken.version.step)
                 while ended != seen[-1:]:
                     delta = next(deltas)
-                    assert delta.since <= seen[-1] < delta.step
+                    assert delta.since <= seen[-1] < delta.version.step
                     for row in (row for part in delta.batches for row in part.to_pylist()):
                         if row["table"] == "item":
                             rows[row["id"]] = row["row"]
-                    seen.append(delta.step)
+                    seen.append(delta.version.step)
             return rows
 
         def trickle():

@@ -33,7 +33,7 @@ def test_a_reader_stays_open_while_followers_apply_deltas_grow_the_table_and_rep
             another = follower_of(service, store)
             another.run(once=True)
             another.target.close()
-            assert (reader.step, reader.durable_step, another.progress.full_copies) == (number, number, 0)
+            assert (reader.version.step, reader.durable_step, another.progress.full_copies) == (number, number, 0)
             np.testing.assert_array_equal(reader.lookup("user", keys), engine.lookup("user", keys))
 
 
@@ -105,7 +105,7 @@ def test_a_folder_that_an_engine_shares_is_refused(tmp_path, capsys):
         code, _, text = outcome(capsys, "follow", service.address.uri, "--into", store.target, "--once", "--replace")
     assert code == 5
     assert "the tables there are those of replay or serve with --shared; use another folder" in text
-    assert ps.Reader(store.path).step == engine.global_step
+    assert ps.Reader(store.path).version.step == engine.global_step
 
 
 def test_a_follower_waits_for_another_writer_of_the_folder(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from cli import TWO_TABLES, error_line, frame
+from cli import TWO_TABLES, frame
 from ipc import write
 from limits import in_thread
 from services import Process, free_port
@@ -16,7 +16,6 @@ import penstock as ps
 from penstock.cli import main
 from penstock.rows.shared.header import HeaderHistory
 from penstock.serving.flight import connect
-from penstock.serving.shared.table_writer import SharedWriter
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_a_replay_shares_the_rows_that_it_writes(job, tmp_path, capsys):
         reader = reader or ps.Reader(tmp_path / "shared")
         out = pq.read_table(tmp_path / f"out{number}" / "user.parquet")
         assert reader.lookup("user", range(50), consistent=True).tolist() == out["row"].to_pylist()
-        assert (reader.tables, reader.step, reader.durable_step) == (("user", "item"), 10, 0)
+        assert (reader.tables, reader.version.step, reader.durable_step) == (("user", "item"), 10, 0)
 
 
 def test_a_replay_shares_its_initial_tables(job, tmp_path, capsys):
@@ -51,22 +50,9 @@ def test_a_resumed_replay_shares_the_commit(job, tmp_path, capsys):
     words = ["replay", *map(str, job), "--checkpoint", str(tmp_path / "state"), "--shared", str(tmp_path / "shared")]
     assert main([*words, "--limit", "4"]) == 0
     reader = ps.Reader(tmp_path / "shared")
-    assert (reader.step, reader.durable_step) == (4, 4)
+    assert (reader.version.step, reader.durable_step) == (4, 4)
     assert main([*words, "--resume"]) == 0
-    assert (reader.step, reader.durable_step) == (10, 10)
-
-
-def test_a_folder_in_use_is_exit_5(job, tmp_path, capsys):
-    writer = SharedWriter(tmp_path / "shared")
-    line = error_line(capsys, 5, "replay", *job, "--shared", tmp_path / "shared")
-    assert "another program writes the shared tables of this folder; stop it first" in line
-    writer.close()
-
-
-def test_tables_on_devices_are_refused(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    line = error_line(capsys, 4, "replay", *job, "--shared", tmp_path / "shared")
-    assert "table user, item: its rows are not in the host's memory" in line
+    assert (reader.version.step, reader.durable_step) == (10, 10)
 
 
 def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
@@ -75,10 +61,10 @@ def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
         reader = ps.Reader(tmp_path / "shared")
         with connect(service.uri) as client:
             client.put([frame(step, table=["user"] * 4) for step in range(3)], "worker")
-            assert reader.step == 3
+            assert reader.version.step == 3
             answer = client.lookup({"user": [1, 2, 3]})
             wanted = answer["user"]
-            assert reader.history == (answer.lineage, answer.epoch)
+            assert reader.version == answer.version
             assert np.array_equal(reader.lookup("user", [1, 2, 3]), wanted)
             client.drain()
         assert service.wait()[0] == 0
@@ -107,7 +93,7 @@ def test_neither_sharing_nor_reading_loads_jax(job, tmp_path):
 def test_a_start_publishes_only_the_epoch_of_its_service(job, tmp_path, monkeypatch):
     config, _ = job
     written, write = [], HeaderHistory.write
-    monkeypatch.setattr(HeaderHistory, "write", lambda *words: written.append(words[1:]) or write(*words))
+    monkeypatch.setattr(HeaderHistory, "write", lambda words, version: written.append(version) or write(words, version))
     for _ in range(2):
         uri = f"grpc://127.0.0.1:{free_port()}"
         words = ["serve", config, "--listen", uri, "--checkpoint", tmp_path / "state", "--resume"]
@@ -117,5 +103,5 @@ def test_a_start_publishes_only_the_epoch_of_its_service(job, tmp_path, monkeypa
             status = client.status()
             client.drain()
         assert serving() == 0
-        assert {*written} == {(status["lineage"], status["epoch"])}
+        assert {version.epoch for version in written} == {status["epochs"][-1][0]}
         written.clear()

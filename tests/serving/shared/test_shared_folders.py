@@ -25,7 +25,7 @@ def folder(tmp_path):
     """The folder of a writer that has ended."""
     writer = SharedWriter(tmp_path / "tables")
     writer.create([SharedTable("t", 2, 100)])
-    writer.publish(0)
+    writer.publish(ps.Version("0"))
     writer.close()
     return tmp_path / "tables"
 
@@ -60,7 +60,7 @@ def test_a_forked_process_neither_keeps_the_lock_nor_removes_files(tmp_path):
         os._exit(0)
     try:
         assert os.read(ready, 1) == b"r"
-        writer.publish(0)  # the files are there
+        writer.publish(ps.Version("0"))  # the files are there
         assert np.array_equal(ps.Reader(tmp_path).lookup("t", [3]), [[0, 0]])
         writer.close()
         SharedWriter(tmp_path).close()
@@ -204,7 +204,7 @@ def test_another_user_is_refused_in_one_line(role, message):
     with tempfile.TemporaryDirectory() as folder:
         writer = SharedWriter(folder)
         writer.create([SharedTable("t", 2, 100)])
-        writer.publish(0)
+        writer.publish(ps.Version("0"))
         os.chmod(folder, 0o755)
         done = subprocess.run(
             [sys.executable, "-c", AS_ANOTHER, role, folder], capture_output=True, text=True, check=True
@@ -220,10 +220,10 @@ def test_a_reader_continues_with_the_tables_of_the_next_start(tmp_path):
     engine = engine_of(shared=tmp_path, rows=10)
     engine.apply({"t": ([3], np.ones((1, 2)))})
     reader = ps.Reader(tmp_path)
-    assert reader.step == 1
+    assert reader.version.step == 1
     del engine
     following = engine_of(shared=tmp_path, rows=2000)
-    assert (reader.step, len(reader.lookup("t", [1999]))) == (0, 1)
+    assert (reader.version.step, len(reader.lookup("t", [1999]))) == (0, 1)
     assert reader.lookup("t", [3]).tolist() == following.lookup("t", [3]).tolist()
     assert {path.name.split("-")[1] for path in tmp_path.iterdir() if "-" in path.name} == {"2"}
 
@@ -237,13 +237,13 @@ def test_a_reader_finds_new_tables_if_those_before_were_not_closed(tmp_path, mon
     if removed:
         del engine
         shutil.rmtree(folder)
-        assert reader.step == 0  # the rows that there were
+        assert reader.version.step == 0  # the rows that there were
     else:  # a writer is killed after the rename of the next header, before it has closed the one before
         monkeypatch.setattr(shared_folder, "_closes", lambda path: lambda: None)
         del engine
     engine = engine_of(shared=folder)
     engine.apply({"t": ([3], np.ones((1, 2)))})
-    assert reader.step == 1
+    assert reader.version.step == 1
     assert np.array_equal(reader.lookup("t", [3]), engine.lookup("t", [3]))
 
 
@@ -253,7 +253,7 @@ def test_restored_rows_are_shared_before_any_reader_sees_their_start(tmp_path):
     engine.save(tmp_path / "checkpoint")
     restored = ps.Engine.restore(tmp_path / "checkpoint", shared=tmp_path / "shared")
     reader = ps.Reader(tmp_path / "shared")
-    assert (reader.step, reader.durable_step) == (1, 1)
+    assert (reader.version.step, reader.durable_step) == (1, 1)
     assert reader.lookup("t", [3]).tolist() == restored.lookup("t", [3]).tolist() == engine.lookup("t", [3]).tolist()
 
 
@@ -271,49 +271,49 @@ def test_tables_on_devices_are_refused_by_name(tmp_path, monkeypatch):
 def writer(tmp_path):
     writer = SharedWriter(tmp_path)
     writer.create([SharedTable("user", 3, 100), SharedTable("key", 2, 4, "uint64", has_keys=True)])
-    writer.publish(7, 6, ("lineage", "epoch"))
+    writer.publish(ps.Version("lineage-epoch-7"), 6)
     yield writer
     writer.close()
 
 
 def test_rows_are_written_by_id_and_read_after_the_step(writer, tmp_path):
     reader = ps.Reader(tmp_path)
-    assert (reader.step, reader.durable_step, reader.history) == (7, 6, ("lineage", "epoch"))
-    with writer.step(8, 8, ("lineage", "next")):
+    assert (reader.version, reader.durable_step) == (ps.Version("lineage-epoch-7"), 6)
+    with writer.step(ps.Version("lineage-next-8"), 8):
         writer.write("user", [5, 99], np.ones((2, 3)))
         with pytest.raises(ps.ReadTimeoutError, match="step 8 runs"):
             reader.lookup("user", [5], consistent=True, timeout_ms=0)
     assert reader.lookup("user", [99, 0, 5]).tolist() == [[1] * 3, [0] * 3, [1] * 3]
-    assert (reader.step, reader.durable_step, reader.history) == (8, 8, ("lineage", "next"))
+    assert (reader.version, reader.durable_step) == (ps.Version("lineage-next-8"), 8)
 
 
 def test_keys_come_go_and_outgrow_their_table(writer, tmp_path):
     reader, largest = ps.Reader(tmp_path), 2**64 - 1
-    with writer.step(8):
+    with writer.step(ps.Version("8")):
         writer.write("key", np.array([largest, 7], np.uint64), np.array([[1, 1], [2, 2]]))
     assert reader.lookup("key", [7, 8, largest]).tolist() == [[2, 2], [0, 0], [1, 1]]
-    with writer.step(9):
+    with writer.step(ps.Version("9")):
         writer.remove("key", [7, 1000])
         writer.write("key", [8], np.array([[3, 3]]))
         writer.write("user", [1], np.full((1, 3), 4))
     assert reader.lookup("key", [7, 8]).tolist() == [[0, 0], [3, 3]]
     keys = np.arange(100, 200, dtype=np.uint64)
-    with writer.step(10):
+    with writer.step(ps.Version("10")):
         writer.write("key", keys, np.repeat(keys, 2).reshape(-1, 2))  # more than the table has rows
         with pytest.raises(ps.ReadTimeoutError):
             reader.lookup("key", keys, consistent=True, timeout_ms=0)
     assert reader.lookup("key", keys)[:, 1].tolist() == keys.tolist()
     assert reader.lookup("key", [8, largest]).tolist() == [[3, 3], [1, 1]]
     assert reader.lookup("user", [1]).tolist() == [[4] * 3]
-    assert reader.step == 10
+    assert reader.version.step == 10
 
 
 def test_an_error_within_a_step_closes_the_tables_to_readers(writer, tmp_path):
     reader = ps.Reader(tmp_path)
-    with pytest.raises(ps.UsageError, match="expected 0 <= id < 100"), writer.step(8):
+    with pytest.raises(ps.UsageError, match="expected 0 <= id < 100"), writer.step(ps.Version("8")):
         writer.write("user", [100], np.ones((1, 3)))
     with pytest.raises(ps.StateError, match="a step of its writer failed half way"):
         reader.lookup("user", [5])
     writer.create([SharedTable("user", 3, 100)])
-    writer.publish(8)
+    writer.publish(ps.Version("8"))
     assert reader.tables == ("user",)

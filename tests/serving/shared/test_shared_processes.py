@@ -62,8 +62,8 @@ def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writ
 def test_lineage_and_epoch_are_read_as_they_were_written(tmp_path, writing):
     writing("rename")
     reader = ps.Reader(tmp_path)
-    names = {lineage + epoch for lineage, epoch in (reader.history for _ in range(100_000))}
-    assert names == {letter * 128 for letter in "abcd"}
+    versions = {reader.version.at(0) for _ in range(50_000)}
+    assert versions == {ps.Version.of(letter * 64, letter * 64, 0) for letter in "abcd"}
 
 
 @pytest.mark.evidence
@@ -120,6 +120,6 @@ def test_killed_readers_change_nothing_for_the_writer_and_the_others(tmp_path, w
         reader.communicate()
     watch = shared_processes.Watch(tmp_path, consistent=True)
     watch.read()
-    before = watch.reader.step
+    before = watch.reader.version.step
     time.sleep(0.1)
-    assert watch.reader.step > before
+    assert watch.reader.version.step > before

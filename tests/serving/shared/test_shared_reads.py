@@ -36,8 +36,8 @@ def test_rows_of_any_layout_are_those_of_the_engine_and_of_the_files(
     reader = ps.Reader(folder)
     for step in range(3):
         ids = {f"t{number}": rng.integers(0, rows, 50) for number in range(len(dims))}
-        got, of_step = reader.lookup_tables(ids, consistent=True)
-        assert of_step == reader.step == step
+        got = reader.lookup(ids, consistent=True)
+        assert got.version == reader.version == engine.version == ps.Version(str(step))
         for name, wanted in ids.items():
             assert got[name].tobytes() == engine.lookup(name, wanted).tobytes()
             assert got[name].tobytes() == reference_reads.read(folder, name, wanted).tobytes()
@@ -86,11 +86,11 @@ def test_ids_need_not_be_aligned_and_are_found_outside_in_any_table(tmp_path):
     np.testing.assert_array_equal(reader.lookup("t", unaligned), engine.lookup("t", [9, 3]))
     for reads in (reader, engine.reads):
         with pytest.raises(ps.UsageError, match="table 'u': expected 0 <= id < 5, got 9"):
-            reads.lookup_tables({"t": unaligned, "u": unaligned})
+            reads.lookup({"t": unaligned, "u": unaligned})
         with pytest.raises(ps.UsageError, match="table 't': expected 0 <= id < 10, got -1"):
-            reads.lookup_tables({"t": [3, -1]}, consistent=True)
+            reads.lookup({"t": [3, -1]}, consistent=True)
         with pytest.raises(ps.UsageError, match=f"table 't': expected 0 <= id < 10, got {2**64 - 1}"):
-            reads.lookup_tables({"t": np.array([2**64 - 1], np.uint64)})
+            reads.lookup({"t": np.array([2**64 - 1], np.uint64)})
 
 
 def test_a_closed_reader_says_so(tmp_path):
@@ -110,33 +110,27 @@ def test_rows_of_one_step_are_waited_for_no_longer_than_the_timeout(tmp_path):
         reader.lookup("t", [3], consistent=True, timeout_ms=5)
     assert reader.lookup("t", [3]).shape == (1, 2)
     engine.apply({"t": frame([3])})
-    assert reader.lookup_tables({"t": [3]}, consistent=True)[1] == 1
+    assert reader.lookup({"t": [3]}, consistent=True).version.step == 1
 
 
-def test_a_step_that_failed_half_way_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "error", "change"),
+    [
+        ("apply", RuntimeError, lambda engine: engine.apply({"t": ([3], np.ones((1, 2)))})),
+        ("set_rows", KeyboardInterrupt, lambda engine: engine.load_parameters("t", np.ones((1, 2)), ids=[4])),
+    ],
+    ids=["step", "load"],
+)
+def test_a_step_or_a_load_that_failed_half_way_is_refused(method, error, change, tmp_path, monkeypatch):
     engine = engine_of(shared=tmp_path, rows=10)
     reader = ps.Reader(tmp_path)
 
     def fail(*arguments):
-        raise RuntimeError("a broken kernel")
+        raise error
 
-    monkeypatch.setattr(engine.core.tables, "apply", fail)
-    with pytest.raises(RuntimeError, match="a broken kernel"):
-        engine.apply({"t": ([3], np.ones((1, 2)))})
-    with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
-        reader.lookup("t", [3])
-
-
-def test_a_load_that_fails_half_way_is_refused(tmp_path, monkeypatch):
-    engine = engine_of(shared=tmp_path, rows=10)
-    reader = ps.Reader(tmp_path)
-
-    def fail(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine.core.tables, "set_rows", fail)
-    with pytest.raises(KeyboardInterrupt):
-        engine.load_parameters("t", np.ones((1, 2)), ids=[4])
+    monkeypatch.setattr(engine.core.tables, method, fail)
+    with pytest.raises(error):
+        change(engine)
     with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
         reader.lookup("t", [3])
 
@@ -147,9 +141,9 @@ def test_loads_are_read_and_a_step_is_durable_once_it_is_committed(tmp_path):
     engine.load_parameters("t", np.ones((1, 2)), ids=[4])
     assert reader.lookup("t", [4], consistent=True).tolist() == [[1, 1]]
     engine.apply({"t": ([4], np.ones((1, 2)))})
-    assert (reader.step, reader.durable_step) == (1, 0)
+    assert (reader.version.step, reader.durable_step) == (1, 0)
     engine.save(tmp_path / "checkpoint")
-    assert (reader.step, reader.durable_step) == (1, 1)
+    assert (reader.version.step, reader.durable_step) == (1, 1)
 
 
 def test_more_threads_than_have_counters_are_not_used(tmp_path):
@@ -163,7 +157,7 @@ def test_a_global_step_below_0_is_read_and_committed(tmp_path):
     engine.gate.set_global_step(-5)
     engine.apply({"t": frame([3])})
     reader = ps.Reader(tmp_path / "shared")
-    assert reader.step == engine.global_step == -4
+    assert reader.version.step == engine.global_step == -4
     engine.save(tmp_path / "checkpoint")
     assert reader.durable_step == -4
 
@@ -175,11 +169,11 @@ def test_threads_of_the_process_read_without_the_lock(tmp_path):
     engine = engine_of(rows=10)
     before = engine.lookup("t", [3])
     with engine.still():
-        rows, step = engine.reads.lookup_tables({"t": [3]}, consistent=True)
-    assert (rows["t"].tolist(), step) == (before.tolist(), 0)
+        rows = engine.reads.lookup({"t": [3]}, consistent=True)
+    assert (rows["t"].tolist(), rows.version.step) == (before.tolist(), 0)
     engine.apply({"t": ([3], np.ones((1, 2)))})
-    rows, step = engine.reads.lookup_tables({"t": [3]})
-    assert (rows["t"].tolist(), step) == (engine.lookup("t", [3]).tolist(), 1)
+    rows = engine.reads.lookup({"t": [3]})
+    assert (rows["t"].tolist(), rows.version.step) == (engine.lookup("t", [3]).tolist(), 1)
 
 
 def test_a_view_shows_every_step_without_a_copy_and_cannot_be_written():

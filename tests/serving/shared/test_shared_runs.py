@@ -47,7 +47,8 @@ def test_no_row_is_torn_or_of_two_steps_while_frames_pass_in_native_runs(engine,
         try:
             while not has_ended.is_set():
                 try:
-                    rows, step = reads.lookup_tables({"t": IDS}, consistent, 10_000)
+                    rows = reads.lookup({"t": IDS}, consistent=consistent, timeout_ms=10_000)
+                    step = rows.version.step
                 except ps.ReadTimeoutError:
                     continue
                 assert (rows["t"] == rows["t"][:, :1]).all(), "a torn row"
@@ -70,7 +71,7 @@ def test_no_row_is_torn_or_of_two_steps_while_frames_pass_in_native_runs(engine,
     assert not errors
     assert min(num_reads.values()) > 0
     assert max(engine.passed) == FRAMES - 1  # the last frame of a batch might have continued
-    assert reader.step == engine.global_step == CALLS * FRAMES
+    assert reader.version.step == engine.global_step == CALLS * FRAMES
     assert np.array_equal(reader.lookup("t", IDS, consistent=True), engine.lookup("t", IDS))
 
 
@@ -81,4 +82,4 @@ def test_counters_of_threads_survive_runs_after_a_step_of_many_rows(engine, tmp_
         engine.run(iter([log_of(first)]))
         engine.apply({"t": (np.arange(ROWS).repeat(2), np.ones((2 * ROWS, DIM), np.float32) / 2)})
     assert np.array_equal(reader.lookup("t", IDS, consistent=True), engine.lookup("t", IDS))
-    assert reader.step == 2 * (FRAMES + 1)
+    assert reader.version.step == 2 * (FRAMES + 1)

@@ -183,7 +183,7 @@ def reads_its_rows(folder):
             rows = np.array(table["row"].to_pylist(), np.float32).reshape(len(table), -1)
             if len(rows) and not np.array_equal(reader.lookup(name, table["id"].to_numpy(), consistent=True), rows):
                 return False
-        return reader.step == reader.durable_step
+        return reader.version.step == reader.durable_step
 
 
 def placed(config, placement):

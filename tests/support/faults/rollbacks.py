@@ -60,7 +60,7 @@ def roll_back(kind, folder):
 def state_hash(folder):
     engine = ps.Engine.restore(folder)
     gate = engine.core.gate
-    return f"{engine.state_hash()} {gate.num_accumulated} {engine.session.totals.rolled_back}"
+    return f"{engine.state_hash()} {gate.num_accumulated} {engine.session.ledger.totals.rolled_back}"
 
 
 def in_child(work):

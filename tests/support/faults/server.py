@@ -30,7 +30,7 @@ from forked import become_command
 
 def child(case, out, err, calls):
     """The command, in this process and to its end."""
-    incremental.SHARE = 1e9  # a block after every frame: as many commits as the steps allow
+    incremental.COPYING_FRACTION = 1e9  # a block after every frame: as many commits as the steps allow
     kind, *arguments = case.get("fault") or ["Watched"]
     atomic_files.operations = getattr(operations, kind)(*arguments)
     atomic_files.operations.seen_by = calls

@@ -73,7 +73,7 @@ class World:
         address = Address("127.0.0.1", copy.port, False)
         running = service_of(engine, folder=copy.folder, resume=not is_new, address=address, **arguments)
         copy.service = copy.running.enter_context(running)
-        self.frames_of[copy.service.status()["epoch"]] = copy.frames
+        self.frames_of[copy.service.status()["epochs"][-1][0]] = copy.frames
 
     def stop(self, copy):
         if copy.running is not None:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # package → (modules, or folders of them; test files, those of the package's promises first)
 PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     "core": (
-        ["engine/core/engine_core.py"],
+        ["engine/core/engine_core.py", "engine/core/observers.py"],
         [
             "core",
             "engine",
@@ -19,12 +19,13 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
             "stage",
             "dynamic",
             "dynamic_capacity",
+            "rollback",
             "groupings",
         ],
     ),
     "gate": (
         ["engine/core/gate.py", "engine/contrib/accumulators/taker_gate.py"],
-        ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"],
+        ["gate", "plan", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"],
     ),
     "pipeline": (
         ["engine/core/pipeline.py", "engine/core/frame_gate.py"],
@@ -45,6 +46,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
             "plain_rows",
             "coded_tables",
             "rounds",
+            "file_names",
             "examples_oracle",
         ],
     ),

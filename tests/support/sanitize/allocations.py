@@ -21,7 +21,7 @@ from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
-from penstock.pyx.partition import locate, place
+from penstock.pyx.partition import locate
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
@@ -152,10 +152,10 @@ def placed():
 
     def work(state):
         ids, grads = gradient(5)
-        place(ids, VOCABULARY, 1024, True, 512, 98, 2)
         locate(ids, VOCABULARY, 1024, True)
         rows = np.arange(len(ids), dtype=np.int32)
-        cells = rows * 0
+        cells, counts = rows * 0, np.zeros(2, np.int64)
+        partition.destinations(ids, VOCABULARY, 1024, True, 512, 98, 1, 0, rows * 0, rows * 0, None, counts)
         lines = partition.number(rows, rows, cells)
         partition.group(rows, len(lines), rows * 0, cells, np.empty(len(ids), np.uint8))
         partition.lay(rows * 0, cells, 0, grads, np.empty((1, *grads.shape), np.int32))

@@ -2,16 +2,14 @@
 
 import importlib.abc
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from scripts import recorded
 
 # Watched code is several times as slow.
 settings.register_profile("sanitize", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("sanitize")
-
-SHARED = Path(__file__).resolve().parents[4] / "shared"
 
 
 class Refuse(importlib.abc.MetaPathFinder):
@@ -36,10 +34,4 @@ def _ulp():
 @pytest.fixture
 def shared():
     """As in tests/conftest.py, which imports jax."""
-
-    def find(name):
-        if not (SHARED / name).exists():
-            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
-        return SHARED / name
-
-    return find
+    return recorded

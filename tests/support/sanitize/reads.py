@@ -15,6 +15,7 @@ import time
 import numpy as np
 import shared_processes
 
+from penstock.model.version import Version
 from penstock.pyx import row_reads
 from penstock.serving.shared.table_writer import SharedTable, SharedWriter
 
@@ -53,13 +54,13 @@ def keys() -> int:
     with tempfile.TemporaryDirectory() as folder:
         writer = SharedWriter(folder)
         writer.create([SharedTable("key", 48, 500, has_keys=True)])
-        writer.publish(0)
+        writer.publish(Version("0"))
         is_over, watches = threading.Event(), [KeyWatch(folder) for _ in range(READERS)]
         readers = [in_thread(watch.read, is_over) for watch in watches]
         rng, present = np.random.default_rng(1), np.zeros(0, np.int64)
         for step in range(1, STEPS):
             wanted = np.unique(rng.integers(1, KeyWatch.NUM_KEYS, 400))
-            with writer.step(step):
+            with writer.step(Version(str(step))):
                 writer.remove("key", np.setdiff1d(present, wanted))
                 writer.write("key", wanted, np.repeat(wanted, 48).reshape(-1, 48))
             present = wanted

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.pyx import accumulator
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
-from penstock.pyx.partition import lay, locate, place
+from penstock.pyx.partition import destinations, lay, locate
 
 DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 128)
 SIZES = sorted({0, 1, 2, 3, *(near for power in range(2, 15) for near in (2**power - 1, 2**power, 2**power + 1))})
@@ -149,7 +149,8 @@ def partitions():
                 ):
                     assert (got == wanted).all()
                 rows_per_shard = -(-vocabulary // 1024)
-                owners, rows = place(group, vocabulary, 1024, mod, 342, rows_per_shard, 3)
+                owners, rows, counts = np.empty(size, np.int32), np.empty(size, np.int32), np.zeros(3, np.int64)
+                destinations(group, vocabulary, 1024, mod, 342, rows_per_shard, 1, 0, owners, rows, None, counts)
                 assert len(np.unique(owners.astype(np.int64) << 32 | rows)) == size
                 grads = rng.standard_normal((size, dim)).astype(np.float32)
                 for some_grads in arrow_like(grads):

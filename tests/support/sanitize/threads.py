@@ -14,7 +14,6 @@ import itertools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 
@@ -152,13 +151,20 @@ def parts(broken: str | None) -> None:
     for ids in itertools.chain(*frames):
         np.add.at(wanted, ids, 2)
 
-    def step(_: int) -> None:
+    def step() -> None:
         for item in itertools.chain(*line.drain().values()):
             for ids, sums in item.parts:
                 results[ids % 3000] += sums[:, 0]
 
     gate, line = Gate(3), Pipeline(stores, ThreadTeam(4))
-    gate.open_into(step)
+
+    def push(frame: Frame) -> None:
+        line.add(frame)
+        gate.count_contribution(None)
+        if gate.is_due():
+            step()
+            gate.count_opening()
+
     if broken:
         line._work = lambda num_tasks, alone: twice(line, num_tasks)
 
@@ -166,7 +172,7 @@ def parts(broken: str | None) -> None:
         for ids in frames[number]:
             ones = np.ones((len(ids), DIM), np.float32)
             rows = {"mapped": (Rows(ids, ones),), "hashed": (Rows(ids + 3000 * 2**17, ones),)}
-            gate.admit(None, partial(line.add, Frame(rows, 2 * len(ids))))
+            gate.change(push, Frame(rows, 2 * len(ids)))
 
     threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
     for thread in threads:

@@ -12,12 +12,12 @@ import sys
 from functools import partial
 
 import numpy as np
+import reference
 from sanitize.shapes import arrow_like
 
 from penstock.base.threads import ThreadTeam
 from penstock.pyx import update
 from penstock.pyx.accumulator import targets
-from penstock.pyx.partition import place
 
 # A work item is 1,024 rows; prefetching runs 4 to 32 rows ahead.
 SIZES = (0, 1, 5, 33, 1025, 2500, 5000)
@@ -43,18 +43,16 @@ class Tables:
         self.per_shard, self.shards = -(-rows // NUM_SHARDS), -(-NUM_SHARDS // devices)
         self.starts = [0.25 + part for part in range(self.num_parts)]
         self.layout = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
-        layout = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
-        self.plan = update.Plan(rule, numbers, self.starts, dim, *layout, non_lazy, target)
+        layout = {"vocabulary_size": rows, "num_shards": NUM_SHARDS, "mod": mod}
+        layout |= {"rows_per_shard": self.per_shard, "shards_per_device": self.shards}
+        self.rule = update.TableRule(rule, numbers, dim=dim, non_lazy=non_lazy, target=target, **layout)
         self.plan_is_whole = devices == 1 and not mod
         # Each in separate memory: a guarded zone lies behind its last row.
         slot_dim = 1 if rule == "row_wise_adagrad" else dim
         self.dims = [dim, *[slot_dim] * (self.num_parts - 1)]
-        self.parts = [
-            np.full((self.shards * self.per_shard, sum(self.dims)), np.nan, np.float32) for _ in range(devices)
-        ]
-        self.step = update.Step([self.plan], [part.reshape(-1) for part in self.parts])
-        self.step.start()
-        self.run()
+        row = np.repeat(self.starts, self.dims).astype(np.float32)
+        self.parts = [np.tile(row, (self.shards * self.per_shard, 1)) for _ in range(devices)]
+        self.step = update.Step([self.rule], [part.reshape(-1) for part in self.parts])
 
     def run(self):
         self.step.run(self.team.run, self.team.threads)
@@ -79,7 +77,7 @@ class Tables:
         floats = slice(first, first + self.dims[part])
         if self.plan_is_whole:
             return self.parts[0][: self.rows, floats]
-        devices, rows = place(np.arange(self.rows), *self.layout)
+        devices, rows = reference.place(np.arange(self.rows), *self.layout)
         return np.stack([self.parts[device][row, floats] for device, row in zip(devices, rows, strict=True)])
 
 
@@ -152,7 +150,7 @@ def layouts():
                         done += 3
                 ids = np.random.default_rng(3).permutation(rows)[: rows // 2]
                 copied = np.full((len(ids), 7 * tables.num_parts), np.nan, np.float32)
-                tables.step.copy_all(0, ids, copied)
+                tables.step.copy(0, ids, copied, None, False)
                 tables.run()
                 for part in range(tables.num_parts):
                     assert copied[:, 7 * part : 7 * part + 7].tobytes() == tables.read(part)[ids].tobytes()
@@ -218,7 +216,7 @@ def wrong_arrays():
     ids, grads = gradients(0, 20, 50, 5)
     assert "expected rows of 4 floats" in error_of(tables.update, [(ids, grads)])
     assert "rows for as many ids" in error_of(tables.update, [(ids[:9], np.ascontiguousarray(grads[:, :4]))])
-    assert "floats for the tables of a device" in error_of(update.Step, [tables.plan], [np.zeros(9, np.float32)])
+    assert "floats for the tables of a device" in error_of(update.Step, [tables.rule], [np.zeros(9, np.float32)])
     assert tables.bits() == before
     return 3
 
