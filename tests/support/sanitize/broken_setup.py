@@ -10,6 +10,7 @@ from setuptools import Extension, setup
 
 setup(
     name="broken",
+    long_description="broken on purpose",  # pyproject.toml leaves it to a setup.py
     packages=[],
     py_modules=[],
     ext_modules=cythonize(
