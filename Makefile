@@ -118,7 +118,7 @@ bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 
 # The site: every warning is an error, and the build fetches nothing. A version is a folder of SITE (to publish, a copy
-# of the published site), next to versions.json and an index.html that leads to the newest: docs/decisions/site.md.
+# of the published site), next to versions.json and an index.html that leads to the newest.
 # To read it: python -m http.server -d build/site
 SITE ?= build/site
 docs: .venv/installed

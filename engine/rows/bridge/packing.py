@@ -30,7 +30,7 @@ R = TypeVar("R")
 # Rows that one task routes.
 AT_ONCE = 32_768
 # Rows of at least so many bytes, of a dispatch of at least so many, are written past the caches, which would not hold
-# them until they are sent. Shorter rows are laid out faster through the caches (docs/decisions/device_steps.md).
+# them until they are sent. Shorter rows are laid out faster through the caches (bench/results/attempts-2026-11-28.md).
 STREAMED_ROW, STREAMED_BYTES = 512, 1 << 21
 
 
