@@ -1,4 +1,4 @@
-"""The command line, with one module per command. It knows integrations only by the names in ``base/integrations.py``."""
+"""The command line, a module per command. It knows integrations only by the names in ``base/integrations.py``."""
 
 from penstock.cli.main import main
 
