@@ -44,8 +44,8 @@ TARGET = TargetKind(
     transaction="a step of the files",
     open=lambda uri: SharedFiles(uri),
 )
-# Rows that are copied at a time, and those that a new table of keys has room for.
-BLOCK_ROWS, LEAST_ROWS = 1 << 16, 1024
+# Rows that a new table of keys has room for.
+LEAST_ROWS = 1024
 
 
 class SharedFiles(Target):
@@ -65,16 +65,12 @@ class SharedFiles(Target):
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         with self._transaction(before) as writer:
-            writer.create([_created(rows, new.job) for rows in tables])
-            for rows in tables:
-                for block in blocks_of(rows):
-                    writer.write(rows.table, block.ids, block.rows)
-            writer.publish(new.version, new.version.step)
+            self._fill(writer, new, tables)
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         with self._transaction(before) as writer:
-            if not self._is_own():
-                self._copy(writer, before)
+            if not self._is_own():  # those of another follower stay, and are continued in files of the next generation
+                self._fill(writer, before, self._held())
             with writer.step(new.version, new.version.step):
                 for rows in changes_of(deltas, new.job):
                     if len(rows.removed):
@@ -133,30 +129,24 @@ class SharedFiles(Target):
         if description.boot != boot_id() or words.state == FAILED or words.sequence & 1:
             return None
         version = HeaderHistory(header).read(words.step)
-        return Stored(FollowedJob(version.lineage, _forms(description)), version)
+        absent = {layout.name: layout.keys.absent for layout in description.tables if layout.keys is not None}
+        return Stored(FollowedJob(version.lineage, _forms(description), absent), version)
 
-    def _copy(self, writer: SharedWriter, before: Stored) -> None:
-        """Continue from the files of another follower, in files of the next generation."""
+    def _fill(self, writer: SharedWriter, new: Stored, tables: Sequence[TableRows]) -> None:
+        writer.create([_created(rows, new.job) for rows in tables])
+        for rows in tables:
+            for block in blocks_of(rows):
+                writer.write(rows.table, block.ids, block.rows)
+        writer.publish(new.version, new.version.step)
+
+    def _held(self) -> list[TableRows]:
+        """Return all rows that the files have."""
         with Reader(self._path) as reader:
-            layouts = reader.layouts
-            tables = [
-                SharedTable(
-                    layout.name,
-                    layout.dim,
-                    layout.num_rows,
-                    layout.id_type,
-                    layout.keys is not None,
-                    InitialRows() if layout.keys is None else layout.keys.absent,
-                )
-                for layout in layouts
-            ]
-            writer.create(tables)
-            for layout in layouts:
-                ids = np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
-                for first in range(0, len(ids), BLOCK_ROWS):
-                    block = ids[first : first + BLOCK_ROWS]
-                    writer.write(layout.name, block, reader.lookup(layout.name, block))
-        writer.publish(before.version, before.version.step)
+            ids = {
+                layout.name: np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
+                for layout in reader.layouts
+            }
+            return [TableRows(name, each, reader.lookup(name, each), each[:0]) for name, each in ids.items()]
 
 
 def _forms(description: Description) -> dict[str, TableForm]:
