@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
-from queue import Full, Queue
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 from penstock.base.events import fields_text
@@ -31,8 +31,8 @@ def logged(args: argparse.Namespace) -> Iterator[None]:
     logger, stderr = logging.getLogger("penstock"), sys.stderr
     level_before, writer = logger.level, _Writer(stderr)
     writer.setFormatter(_Json() if args.log_format == "json" else _Text())
-    waiting: Queue[Any] = Queue(MOST_WAITING)
-    handler, listener = _Waiting(waiting), _Listener(waiting, writer)
+    waiting: SimpleQueue[Any] = SimpleQueue()
+    handler, listener = _Waiting(waiting), QueueListener(waiting, writer)
     logger.addHandler(handler)
     logger.setLevel(args.log_level.upper())
     listener.start()
@@ -50,28 +50,16 @@ def logged(args: argparse.Namespace) -> Iterator[None]:
 class _Waiting(QueueHandler):
     """Passes records to the thread that writes them, and drops them if too many wait."""
 
-    def __init__(self, waiting: Queue[Any]) -> None:
+    def __init__(self, waiting: SimpleQueue[Any]) -> None:
         super().__init__(waiting)
-        self._num_dropped = 0
+        self._waiting, self._num_dropped = waiting, 0
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        record.num_dropped = self._num_dropped
-        try:
-            self.queue.put_nowait(record)
-        except Full:
+        if self._waiting.qsize() >= MOST_WAITING:
             self._num_dropped += 1
-        else:
-            self._num_dropped = 0
-
-
-class _Listener(QueueListener):
-    def __init__(self, waiting: Queue[Any], writer: logging.Handler) -> None:
-        super().__init__(waiting, writer)
-        self._waiting = waiting
-
-    def enqueue_sentinel(self) -> None:
-        """Wait for room, where the method of the base raises an error."""
-        self._waiting.put(None)
+            return
+        record.num_dropped, self._num_dropped = self._num_dropped, 0
+        self._waiting.put(record)
 
 
 class _Writer(logging.StreamHandler[TextIO]):
