@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.base.errors import InputError, StateError
 from penstock.base.validation import whole
 from penstock.contrib.accumulators.conditional import Conditional
-from penstock.contrib.accumulators.storage import SparseSums, sparse_sums
+from penstock.contrib.accumulators.storage import sparse_sums
 from penstock.core.gradient_checks import (
     contributor_of,
     dense_problem,
@@ -221,7 +221,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
         super().__init__(dtype, shape, reduction)
         self.tf_compat = tf_compat
         self._row: tuple[int, ...] = ()  # the shape of a row; valid only while gradients are accumulated
-        self._sums: SparseSums = sparse_sums(self.dtype, 1, tf_compat)
+        self._sums = sparse_sums(self.dtype, 1, tf_compat)
 
     def apply_gradient(
         self,

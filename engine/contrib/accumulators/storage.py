@@ -8,7 +8,7 @@ action, so a failed allocation in NumPy leaves it unchanged.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,28 +22,7 @@ from penstock.pyx.frame_accumulate import Intake
 State = dict[str, Array]
 
 
-class SparseSums(Protocol):
-    """Sums of rows by id. width : elements per row, all axes but the first flattened"""
-
-    width: int
-
-    def add(self, ids: Int64, values: Array, number: int) -> None:
-        """Add a gradient. ids (n,), values (n, width) contiguous; number : gradients before it since the last take
-
-        Raises InputError, and adds nothing, where finite values have a sum that is not; TensorFlowSums takes it.
-        """
-
-    def take(self, mean: bool) -> tuple[Int64, Array]:
-        """Return ids (u,) and rows (u, width), each divided by dtype(its count) if mean, and empty the store."""
-
-    def get_state(self) -> State:
-        """Return copies of ids (u,), values (u, width) and counts (u,)."""
-
-    def set_state(self, state: State) -> None:
-        """Restore the result of ``get_state`` into a new store."""
-
-
-def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums:
+def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> KernelSums | NumpySums:
     """Return the store for rows of a dtype and width."""
     if tf_compat:
         return TensorFlowSums(dtype, width)
@@ -51,13 +30,20 @@ def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums
 
 
 class KernelSums:
-    """A store for float32 and float64, in pyx: sums the rows of an id in arrival order, without the GIL."""
+    """A store for float32 and float64, in pyx: sums the rows of an id in arrival order, without the GIL.
+
+    width : elements per row, all axes but the first flattened
+    """
 
     def __init__(self, dtype: np.dtype[Any], width: int) -> None:
         self.width = width
         self._accumulator, self._intake = Accumulator(width, dtype), Intake()
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
+        """Add a gradient. ids (n,), values (n, width) contiguous; number : gradients before it since the last take
+
+        Raises InputError, and adds nothing, where finite values have a sum that is not; TensorFlowSums takes it.
+        """
         # A caller that unpacks bytes itself may pass unaligned arrays.
         rows = Rows(np.require(ids, None, ["C", "ALIGNED"]), np.require(values, None, ["C", "ALIGNED"]))
         intake = self._intake
@@ -88,6 +74,7 @@ class KernelSums:
             check_sums(rows.ids, overflows, rows.grads.dtype)
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
+        """Return ids (u,) and rows (u, width), each divided by dtype(its count) if mean, and empty the store."""
         (total,) = self._accumulator.sums()
         order = np.argsort(total.ids)
         # take, not total.sums[order], which raises SystemError when memory runs out.
@@ -98,10 +85,12 @@ class KernelSums:
         return ids, values
 
     def get_state(self) -> State:
+        """Return copies of ids (u,), values (u, width) and counts (u,)."""
         state = self._accumulator.get_state()
         return {"ids": state["ids"], "values": state["sums"], "counts": state["counts"]}
 
     def set_state(self, state: State) -> None:
+        """Restore the result of ``get_state`` into a new store."""
         # No later gradient has the number -1, so each one counts its ids again.
         frames = np.full(len(state["ids"]), -1, np.int64)
         sums = {"ids": state["ids"], "sums": state["values"], "counts": state["counts"], "frames": frames}
