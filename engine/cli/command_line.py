@@ -43,9 +43,6 @@ COMMANDS = {
 # Mode → the command whose flags are the options that work in it.
 COMMAND_OF = {"run": "replay", "passes": "passes", "job": "job", "serve": "serve", "check": "validate"}
 
-# A flag of early builds → the one in its place, where that does not resemble it.
-FORMER = {"--deltas-per": "--delta-steps"}
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that accepts no abbreviated flags and raises UsageError."""
@@ -97,7 +94,7 @@ def _elsewhere(flag: str) -> str:
 
 def _near(word: str, candidates: Iterable[str]) -> str:
     """Return "; did you mean CANDIDATE?" for a similar flag or command, "" if there is none."""
-    word, names = FORMER.get(word, word), {name.strip("-"): name for name in candidates}
+    names = {name.strip("-"): name for name in candidates}
     begin = [name for name in names.values() if name.startswith(word) and word.strip("-")]
     near = begin or [names[name] for name in close_names(word.strip("-"), names)]
     return f"; did you mean {near[0]}?" if near else ""

@@ -64,7 +64,6 @@ BAD_FLAGS = {
     "--num 3": "unknown flag --num; did you mean --num-required?",
     "--passes auto": "unknown flag --passes; it is a flag of penstock passes (",
     "--ray auto": "unknown flag --ray; it is a flag of penstock job (",
-    "--deltas-per steps=2": "unknown flag --deltas-per; did you mean --delta-steps?",
     "--deltas-last": "unknown flag --deltas-last; did you mean --delta-last?",
     "--deltas-slots all": "unknown flag --deltas-slots; did you mean --delta-slots?",
     "--seed": "--seed",
