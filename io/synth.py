@@ -17,7 +17,6 @@ parameters are not fitted to any trace.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -264,10 +263,8 @@ def _write_parquet(file: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
 
 def _check_out(path: Path) -> None:
-    """Refuse to replace anything but a file: a rename onto a device or a pipe would replace it."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
+    """Refuse what a log or its configuration cannot be written to; a folder is refused where it is opened."""
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise UsageError(f"OUT: expected a file, {path} is a device or a pipe")
     if path.name == "-":
         raise UsageError("OUT: expected the name of a file: a configuration is written next to it, not to stdout")
