@@ -11,18 +11,10 @@ from penstock.base.filesystem.read_ahead import Blocks, ThreadCall
 class RemoteFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow has no types
     """A file of a store. Nothing is read ahead before ``blocks.read_in_order``."""
 
-    blocks: Blocks
-
-    def __new__(cls, file: pa.NativeFile) -> RemoteFile:
-        blocks = Blocks(file)
-        remote: RemoteFile = super().__new__(cls, blocks, mode="r")
-        remote.blocks = blocks
-        return remote
-
-    def __init__(self, file: pa.NativeFile) -> None:
-        """Do nothing: ``__new__`` has created it."""
+    def __init__(self, blocks: Blocks, mode: str) -> None:
+        self.blocks = blocks
 
 
 def opening_file(fs: pa.fs.FileSystem, path: str) -> ThreadCall[RemoteFile]:
     """Return a file that is being opened, and its first block read."""
-    return ThreadCall(lambda: RemoteFile(fs.open_input_file(path)))
+    return ThreadCall(lambda: RemoteFile(Blocks(fs.open_input_file(path)), "r"))
