@@ -1,6 +1,7 @@
-"""A pytest plugin: what needs jax or pyarrow is skipped, so that only penstock's own code is watched."""
+"""A pytest plugin: what needs jax, pyarrow or a process is skipped, so that only penstock's own code is watched."""
 
 import importlib.abc
+import subprocess
 import sys
 
 import pytest
@@ -19,6 +20,17 @@ class Refuse(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, Refuse())
+
+
+class NoProcess(subprocess.Popen):
+    def __init__(self, *_, **__):
+        pytest.skip("starts a process")
+
+    def __del__(self):
+        """Do nothing: there is none."""
+
+
+subprocess.Popen = NoProcess
 
 
 @pytest.fixture(name="mesh_of")

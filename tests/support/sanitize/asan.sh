@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer into build/asan, and runs with them every
-# test that imports neither jax nor pyarrow, shapes.py and updates.py: `make sanitize`.
+# test that needs neither jax nor pyarrow nor a process, shapes.py and updates.py: `make sanitize`.
 #   tests/support/sanitize/asan.sh PYTHON [--break overrun|overflow] [pytest arguments]
 # Exit code 0: nothing was reported; 66: something was, in full on stderr.
 set -euo pipefail
@@ -35,8 +35,8 @@ if [ "${1:-}" = --break ]; then
 fi
 watched tests/support/sanitize/shapes.py
 watched tests/support/sanitize/updates.py
-# Tests of the configuration reach no kernel.
+# Tests of the configuration reach no kernel, nor do those of integrations but accumulators.
 # shellcheck disable=SC2046 # no name holds a space
 watched -m pytest -q --noconftest -p sanitize.alone -p no:cacheprovider "$@" \
-    $(find tests -name 'test_*.py' ! -name 'test_config*' ! -name 'test_lint_*' |
+    $(find tests -name 'test_*.py' ! -name 'test_config*' ! -name 'test_lint_*' ! -path 'tests/contrib/[!a]*' |
         sort | xargs grep -LE '\b(jax|pyarrow)\b|subprocess')
