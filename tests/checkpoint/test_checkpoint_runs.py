@@ -9,6 +9,7 @@ from ipc import write
 
 import penstock as ps
 from penstock.base.errors import InputError, StateError, UsageError
+from penstock.base.filesystem.file_stores import LocalStore
 
 # ---- runs that are resumed
 
@@ -178,6 +179,20 @@ def test_one_engine_does_not_commit_to_two_folders_at_once(tmp_path):
     assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
     engine.run(iter(LOG[12:]), checkpoint=tmp_path / "b")  # after it, it may
     assert everything(ps.Engine.restore(tmp_path / "b")) == everything(engine)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_the_folder_of_a_run_in_progress_is_refused_and_the_run_continues(tmp_path, monkeypatch, locks, small_blocks):
+    if not locks:  # as a store of objects
+        monkeypatch.setattr(LocalStore, "lock", lambda store: store.file("").mkdir(exist_ok=True))
+    engine, folder = engine_of(), tmp_path / "c"
+    for n, _ in enumerate(engine.stage(iter(LOG[:12]), checkpoint=folder, every=1)):
+        if n == 2:
+            for commit in (engine.save, lambda path: engine.run(iter(LOG[12:]), checkpoint=path, resume=True)):
+                with pytest.raises(UsageError, match="c: a run or a service of this engine commits there at this mom"):
+                    commit(folder)
+    assert everything(ps.Engine.restore(folder)) == everything(engine)
+    engine.save(folder)  # after it, it may
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
