@@ -195,6 +195,15 @@ def test_the_folder_of_a_run_in_progress_is_refused_and_the_run_continues(tmp_pa
     engine.save(folder)  # after it, it may
 
 
+def test_a_folder_is_not_locked_after_there_was_no_memory_for_its_commit(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.checkpoint.incremental.ring_bytes", lambda *_: 1 << 60)
+        engine = engine_of()
+        with pytest.raises(MemoryError):
+            engine.save(tmp_path)
+    engine_of().save(tmp_path)
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_save_between_two_deltas_counts_the_frame_that_made_them(tmp_path, checkpoint):
     log = [each.drop_columns(["step"]) for each in LOG]  # no frame is stale, which would hide that it came twice
