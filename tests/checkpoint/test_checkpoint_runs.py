@@ -6,6 +6,7 @@ import pytest
 from checkpoints import LOG, ROWS, batch, commits, engine_of, everything, log_of, unbroken
 from device_table import addresses_of
 from ipc import write
+from limits import in_thread
 
 import penstock as ps
 from penstock.base.errors import InputError, StateError, UsageError
@@ -227,6 +228,19 @@ def test_a_run_during_one_that_commits_leaves_its_position_alone(tmp_path):
     other = ps.Engine.restore(tmp_path / "a")
     assert [frames for _, frames, _ in other.session.positions.get_state()["sources"]] == [9]
     assert everything(other) == everything(engine)
+
+
+def test_a_run_does_not_end_while_another_thread_pushes():
+    class Runs(list):
+        def remove(self, run):
+            lock = engine.gate.still()
+            may_push.append(in_thread(lambda: lock.acquire(blocking=False) and not lock.release())())
+            super().remove(run)
+
+    engine, may_push = engine_of(), []
+    engine.session._runs = Runs()
+    engine.run([LOG[0]])
+    assert may_push == [False]
 
 
 def test_every_without_a_checkpoint(tmp_path):
