@@ -11,6 +11,7 @@ from limits import in_thread
 import penstock as ps
 from penstock.base.errors import InputError, StateError, UsageError
 from penstock.base.filesystem.file_stores import LocalStore
+from penstock.checkpoint.incremental import Saver
 
 # ---- runs that are resumed
 
@@ -241,6 +242,20 @@ def test_a_run_does_not_end_while_another_thread_pushes():
     engine.session._runs = Runs()
     engine.run([LOG[0]])
     assert may_push == [False]
+
+
+def test_a_commit_that_fails_in_a_pause_is_not_tried_again(tmp_path, monkeypatch):
+    attempts = []
+
+    def begin(saver):
+        attempts.append(saver)
+        raise OSError("no space")
+
+    monkeypatch.setattr(Saver, "begin", begin)
+    engine = engine_of()
+    with pytest.raises(OSError, match="no space"):
+        engine.run(iter(LOG), checkpoint=tmp_path, every=100, progress=lambda *_: engine.session._runs[0].idle())
+    assert len(attempts) == 1
 
 
 def test_every_without_a_checkpoint(tmp_path):
