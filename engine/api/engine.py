@@ -484,7 +484,7 @@ class Engine(TableAccess):
         Raises
         ------
         UsageError
-            If the folder holds other files, or another process writes commits to it.
+            If the folder holds other files, or another process, or a run of this engine, writes commits to it.
         OSError
             If the folder cannot be written; its last commit stays.
 

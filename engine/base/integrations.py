@@ -79,9 +79,7 @@ COMMANDS = {
 # The libraries that only some of them need.
 EXTRAS = (
     Extra("completion", "shtab", "completion of commands in a shell"),
-    Extra(
-        "metrics", "prometheus-client", "--ui, --metrics, --metrics-file, --report and penstock.contrib.pages.metrics"
-    ),
+    Extra("metrics", "prometheus-client", "--ui, --metrics, --metrics-file, --report and penstock.metrics"),
     Extra("otel", "opentelemetry-api", "a span for every step"),
     Extra("kafka", "confluent-kafka", "gradients from Kafka, and follow into Kafka"),
     Extra("nats", "nats-py", "gradients from NATS"),
@@ -95,7 +93,7 @@ EXTRAS = (
     Extra("tensorflow", "tensorflow", "import of checkpoints of TensorFlow"),
     Extra("flax", "flax", "tables in a step of Flax"),
     Extra("keras", "keras", "tables in a model of Keras, and import of its weights"),
-    Extra("torch", "torch", "penstock.contrib.torch, import and export of its files"),
+    Extra("torch", "torch", "penstock.torch, import and export of its files"),
     Extra("ray", "ray", "jobs on a Ray cluster"),
 )
 

@@ -118,13 +118,9 @@ class CommitSession:
             self._notified(self._saver.finish)
 
     def commit_start(self) -> None:
-        """Commit the state that the session starts with, and wait until it is durable; close after an error."""
-        try:
-            with self._core.gate.still():
-                self.finish(again=True)
-        except BaseException:
-            self.abandon()
-            raise
+        """Commit the state that the session starts with, and wait until it is durable."""
+        with self._core.gate.still():
+            self.finish(again=True)
 
     def close(self) -> None:
         """Stop committing, and unlock the folder."""

@@ -132,10 +132,10 @@ class Saver(StepObserver):
         try:
             self.folder.tidy()
             next_number = self.folder.next_number()
+            self._allocate()
         except BaseException:
             self.folder.unlock()
             raise
-        self._allocate()
         self._keep, self._next_number = keep, next_number
         self._before_open = self.last
 

@@ -76,13 +76,17 @@ class RunCommits(CommitListener):
 
     def idle(self) -> None:
         """Begin a commit of what was applied, if no frame arrives at the moment."""
-        with self._core.gate.still():
-            self.check()
-            commits = self._commits
-            if commits is None or self._every is None or not commits.has_changes or not commits.may_begin:
-                return
-            if self._may_commit():
-                commits.begin()
+        commits = self._commits
+        try:
+            with self._core.gate.still():
+                self.check()
+                if commits is None or self._every is None or not commits.has_changes or not commits.may_begin:
+                    return
+                if self._may_commit():
+                    commits.begin()
+        except BaseException:
+            self.failed = True
+            raise
         self._acknowledge()
 
     def count(self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool) -> None:

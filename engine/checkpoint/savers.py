@@ -71,8 +71,11 @@ class Savers:
         """Return the current saver if it is of this folder, else a new saver, which replaces it.
 
         If a run commits with the current saver, it must observe every step: then the new one is for a single commit,
-        after which ``ended`` must follow.
+        after which ``ended`` must follow. Raises UsageError for the folder of a run or a service in progress.
         """
+        own = self.current
+        if own is not None and own.in_use and own.folder.files.identity() == folder.files.identity():
+            raise UsageError(f"{folder.path}: a run or a service of this engine commits there at this moment")
         if self.current is not None and self.current.is_for(folder):
             return self.current
         descends = self._descends.get(folder.files.identity())

@@ -235,4 +235,5 @@ class CheckpointSession(StepObserver):
                     run.end(completed=False)
                 raise
             finally:
-                self._runs.remove(run)
+                with self._core.gate.still():  # a push of another thread asks all runs for their limits
+                    self._runs.remove(run)

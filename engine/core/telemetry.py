@@ -107,7 +107,7 @@ class Telemetry(StepObserver):
         log.info("run began")
         message: tuple[Any, ...] = ("run ended",)
         try:
-            with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.api.run"):
+            with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.run"):
                 yield
         except GeneratorExit:  # the consumer has dropped its deltas
             raise

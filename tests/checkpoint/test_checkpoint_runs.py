@@ -6,9 +6,12 @@ import pytest
 from checkpoints import LOG, ROWS, batch, commits, engine_of, everything, log_of, unbroken
 from device_table import addresses_of
 from ipc import write
+from limits import in_thread
 
 import penstock as ps
 from penstock.base.errors import InputError, StateError, UsageError
+from penstock.base.filesystem.file_stores import LocalStore
+from penstock.checkpoint.incremental import Saver
 
 # ---- runs that are resumed
 
@@ -180,6 +183,29 @@ def test_one_engine_does_not_commit_to_two_folders_at_once(tmp_path):
     assert everything(ps.Engine.restore(tmp_path / "b")) == everything(engine)
 
 
+@pytest.mark.parametrize("locks", [True, False])
+def test_the_folder_of_a_run_in_progress_is_refused_and_the_run_continues(tmp_path, monkeypatch, locks, small_blocks):
+    if not locks:  # as a store of objects
+        monkeypatch.setattr(LocalStore, "lock", lambda store: store.file("").mkdir(exist_ok=True))
+    engine, folder = engine_of(), tmp_path / "c"
+    for n, _ in enumerate(engine.stage(iter(LOG[:12]), checkpoint=folder, every=1)):
+        if n == 2:
+            for commit in (engine.save, lambda path: engine.run(iter(LOG[12:]), checkpoint=path, resume=True)):
+                with pytest.raises(UsageError, match="c: a run or a service of this engine commits there at this mom"):
+                    commit(folder)
+    assert everything(ps.Engine.restore(folder)) == everything(engine)
+    engine.save(folder)  # after it, it may
+
+
+def test_a_folder_is_not_locked_after_there_was_no_memory_for_its_commit(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.checkpoint.incremental.ring_bytes", lambda *_: 1 << 60)
+        engine = engine_of()
+        with pytest.raises(MemoryError):
+            engine.save(tmp_path)
+    engine_of().save(tmp_path)
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_save_between_two_deltas_counts_the_frame_that_made_them(tmp_path, checkpoint):
     log = [each.drop_columns(["step"]) for each in LOG]  # no frame is stale, which would hide that it came twice
@@ -203,6 +229,33 @@ def test_a_run_during_one_that_commits_leaves_its_position_alone(tmp_path):
     other = ps.Engine.restore(tmp_path / "a")
     assert [frames for _, frames, _ in other.session.positions.get_state()["sources"]] == [9]
     assert everything(other) == everything(engine)
+
+
+def test_a_run_does_not_end_while_another_thread_pushes():
+    class Runs(list):
+        def remove(self, run):
+            lock = engine.gate.still()
+            may_push.append(in_thread(lambda: lock.acquire(blocking=False) and not lock.release())())
+            super().remove(run)
+
+    engine, may_push = engine_of(), []
+    engine.session._runs = Runs()
+    engine.run([LOG[0]])
+    assert may_push == [False]
+
+
+def test_a_commit_that_fails_in_a_pause_is_not_tried_again(tmp_path, monkeypatch):
+    attempts = []
+
+    def begin(saver):
+        attempts.append(saver)
+        raise OSError("no space")
+
+    monkeypatch.setattr(Saver, "begin", begin)
+    engine = engine_of()
+    with pytest.raises(OSError, match="no space"):
+        engine.run(iter(LOG), checkpoint=tmp_path, every=100, progress=lambda *_: engine.session._runs[0].idle())
+    assert len(attempts) == 1
 
 
 def test_every_without_a_checkpoint(tmp_path):

@@ -161,12 +161,6 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def num_calls(self) -> int:
         return len(self._calls)
 
-    @property
-    def num_idle(self) -> int:
-        """Return the number of calls that wait for a request."""
-        with self._changed:
-            return sum(call.idle_since_s is not None for call in self._calls)
-
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> AdmittedCall:
         with self._changed:
             role = self._role(_authorizations(headers))

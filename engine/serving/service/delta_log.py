@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.api.deltas import Deltas
 from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, ServiceError
+from penstock.base.validation import INT64_MAX
 from penstock.model.options import DeltaOptions
 from penstock.model.version import ANEW
 
@@ -68,7 +69,7 @@ class DeltaLog:
     def stepped(self) -> None:
         if self._deltas is None or (self._per_steps is None and (self._durable or not self._num_following)):
             return
-        self._log(self._deltas, self._deltas.due)
+        self._log(self._deltas, self._deltas.due if self._per_steps is not None else self._deltas.take)
         if not self._durable:
             self._publish(self._logged_step)
 
@@ -164,7 +165,9 @@ class DeltaLog:
 
     def _tracked(self) -> Deltas:
         """Track the changes from the current step."""
-        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=self._per_steps, last=self.last))
+        # None is due at a step of its own, which native code then need not stop at.
+        per_steps = INT64_MAX if self._per_steps is None else self._per_steps
+        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=per_steps, last=self.last))
 
     def _log(self, deltas: Deltas, create: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Retain the delta that ``create`` returns; drop all if it is too large. A step without changes has none."""

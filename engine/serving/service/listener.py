@@ -23,13 +23,11 @@ REBIND_PAUSE_S = 0.01
 
 
 class Listener:
-    """A server that listens once it is constructed.
+    """A server, which listens from ``listen`` on.
 
     address : to listen at; port 0 selects a free port
     tls : certificate and key
     create : returns the server, given its address, certificates and the admission of its calls
-
-    Raises ListenError if it cannot listen at the address.
     """
 
     def __init__(
@@ -40,17 +38,20 @@ class Listener:
         tls: Certificates,
         create: Callable[[Address, Certificates, CallAdmission], flight.FlightServerBase],
     ) -> None:
-        self._tls, self._create = tls, create
+        self.address, self._tls, self._create = address, tls, create
         # Servers with earlier certificates, which complete their calls, and the threads that wait for these.
         self._leaving: list[tuple[flight.FlightServerBase, threading.Thread]] = []
         self.connections = Connections(limits)
         self.admission = CallAdmission(tokens, limits.calls, self.connections)
+
+    def listen(self) -> None:
+        """Begin to serve calls, even before this returns. Raises ListenError if it cannot listen at the address."""
         try:
-            self._server = self._listening(address, tls)
+            self._server = self._listening(self.address, self._tls)
         except BaseException:
             self.connections.close()
             raise
-        self.address = Address(address.host, self._server.port, address.tls)
+        self.address = Address(self.address.host, self._server.port, self.address.tls)
         self.connections.watch(self._server.port)
 
     def renew(self, tokens: Tokens, tls: Certificates) -> bool:

@@ -153,6 +153,7 @@ class ReplicaService:
         self.lookups: Callable[[], LookupAnswers] = partial(LookupAnswers, self.rows, limits, self._lookup_counts)
         self._started_s = time.monotonic()
         self._listener = Listener(address, tokens, limits, tls or [], partial(ReplicaServer, self))
+        self._listener.listen()
         self.address, self.renew = self._listener.address, self._listener.renew
         report(logging.INFO, "listening", address=self.address.uri, step=reader.version.step)
 

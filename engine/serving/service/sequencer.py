@@ -82,11 +82,17 @@ class Sequencer(CommitListener):
         self._commits: CommitSession | None = None
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
-            self._commits.commit_start()
-        if engine.is_shared:  # only now there is an epoch whose commit is on disk
-            engine.publish()
-            with engine.gate.still():
-                engine.reads.begin_epoch()
+        try:
+            if self._commits is not None:
+                self._commits.commit_start()
+            if engine.is_shared:  # only now there is an epoch whose commit is on disk
+                engine.publish()
+                with engine.gate.still():
+                    engine.reads.begin_epoch()
+        except BaseException:
+            if self._commits is not None:
+                self._commits.abandon()
+            raise
 
     # ---- streams
 

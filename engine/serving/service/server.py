@@ -75,9 +75,10 @@ class Service:
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
-        engine.watch.of_service = self._counts
         try:
             self._listener = Listener(address, tokens, limits, tls or [], partial(FlightServer, self))
+            engine.watch.of_service = self._counts
+            self._listener.listen()
         except BaseException:
             self.sequencer.end()
             self._watched.close()

@@ -230,7 +230,7 @@ def test_the_opentelemetry_span_of_a_run_is_the_parent_of_those_of_its_steps(gra
     engine.run(gradients)
     *steps, run = spans.get_finished_spans()
     assert [span.name for span in steps] == ["penstock.step"] * 5
-    assert run.name == "penstock.api.run"
+    assert run.name == "penstock.run"
     assert {span.parent.span_id for span in steps} == {run.context.span_id}
 
 

@@ -97,7 +97,7 @@ def test_a_tracer_gets_a_span_for_the_run_and_for_every_step():
     engine = ps.Engine(config_of(), num_required=2)
     engine.watch.tracer = Tracer()
     report = engine.run(batches(), on_bad_row="drop")
-    assert began == ["penstock.api.run", *["penstock.step"] * report.steps]
+    assert began == ["penstock.run", *["penstock.step"] * report.steps]
 
 
 def test_runs_are_logged_by_the_logging_module(caplog):

@@ -16,6 +16,7 @@ from penstock.cli import main
 from penstock.serving.flight import connect
 from penstock.serving.followers.follower import Follower
 from penstock.serving.service.auth import Role
+from penstock.serving.service.flight_server import AnsweringServer
 from penstock.serving.service.replica import ReplicaService
 from penstock.serving.shared.table_writer import SharedTable, SharedWriter
 
@@ -40,6 +41,20 @@ def replica_of(reader, **arguments):
         yield service
     finally:
         assert service.close(0)
+
+
+def test_a_call_as_soon_as_a_service_or_a_replica_listens_is_answered(store, monkeypatch):
+    listen, calls = AnsweringServer.__init__, []
+
+    def called_at_once(server, service, *arguments):
+        listen(server, service, *arguments)
+        calls.append(service.status()["calls"])
+
+    monkeypatch.setattr(AnsweringServer, "__init__", called_at_once)
+    with service_of(ps.Engine(config_of())) as service:
+        follow(service, store)
+        with replica_of(ps.Reader(store.path)):
+            assert calls == [0, 0]
 
 
 def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(store):

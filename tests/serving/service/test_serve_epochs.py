@@ -12,6 +12,7 @@ from limits import HANG_S, in_thread, until
 from services import DIM, Process, client_of, config_of, frame, free_port, replayed, service_of
 
 import penstock as ps
+from penstock.api.live_reads import LiveReads
 from penstock.checkpoint.store import Folder
 from penstock.serving.flight import connect
 from penstock.serving.flight.connection import Address
@@ -238,6 +239,18 @@ def test_a_start_that_cannot_commit_is_exit_6(tmp_path, config, capsys, monkeypa
     assert "cannot write: no space left on device" in text
     monkeypatch.undo()
     with serving(tmp_path / "c"):  # it was unlocked
+        pass
+
+
+def test_a_start_that_cannot_tell_the_readers_of_its_files_unlocks_the_checkpoint(tmp_path, monkeypatch):
+    def full(reads):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LiveReads, "begin_epoch", full)
+    engine = ps.Engine(config_of(), shared=tmp_path / "shared")
+    with pytest.raises(OSError, match="No space"), service_of(engine, tmp_path / "c"):
+        pass
+    with serving(tmp_path / "c"):
         pass
 
 

@@ -311,7 +311,7 @@ def test_an_idle_stream_does_not_delay_the_end_and_the_next_lookup_is_refused():
         service.end()
         with pytest.raises(ps.ServiceError, match="the service is ending; look the rows up again later"):
             client.lookup({"user": [1]})
-        until(lambda: service.admission.num_idle == service.admission.num_calls)
+        assert service.admission.wait_until_empty(HANG_S)
         assert service.close(0)
         with pytest.raises(ps.ServiceError):
             other.lookup({"user": [1]})

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, in_thread, until
-from services import DIM, VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
+from services import DIM, VOCABULARY, Process, client_of, config_of, frame, put, replayed, service_of
 
 import penstock as ps
+from penstock.core.engine_core import EngineCore
 from penstock.serving.flight import connect
 from penstock.serving.flight.messages import PutRequest, decoded, encoded
 from penstock.serving.service import snapshots
@@ -149,6 +150,16 @@ def test_exchange_answers_gradients_with_deltas():
         client.close()
         assert acked == 12
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_small_frames_are_applied_in_native_code_while_no_delta_is_due(durable, tmp_path, monkeypatch):
+    with service_of(folder=tmp_path / "c" if durable else None) as service, client_of(service) as client:
+        list(client.deltas())  # from now on the service tracks what changes
+        others, push = [], EngineCore._push
+        monkeypatch.setattr(EngineCore, "_push", lambda core, *run: others.append(core.global_step) or push(core, *run))
+        put(service, FRAMES[:4])
+        assert (service.engine.global_step, others) == (4, [])
 
 
 @pytest.mark.parametrize("durable", [False, True])
