@@ -67,6 +67,8 @@ class ServiceStore(Store):
         self.tables = {name: _info(schema) for name, schema in schemas.items()}
         self._kind = list_type(info.dim for info in self.tables.values())
         self._names = pa.array(list(self.tables), pa.utf8())
+        is_unsigned = any(schema.field("id").type == pa.uint64() for schema in schemas.values())
+        self._id_type = np.uint64 if is_unsigned else np.int64  # of frames
         self._producer: Producer | None = None
         self._first_number = 0  # of the next producer; 0: the one after what the service has applied
         self._base = 0  # frames of the contributor before this producer
@@ -169,7 +171,8 @@ class ServiceStore(Store):
         """Return a block as rows of a frame, without a copy of its gradients."""
         numbers = {name: number for number, name in enumerate(self.tables)}
         codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
-        ids = np.concatenate(list(block.ids.values()))
+        # One type in all frames of the stream. Exact: these ids have been looked up, so that the tables have them.
+        ids = np.concatenate(list(block.ids.values()), dtype=self._id_type, casting="unsafe")
         columns = {
             "table": pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), self._names),
             "step": pa.array(np.full(len(ids), step)),

@@ -467,3 +467,32 @@ def test_a_forked_process_cannot_use_the_connections_of_its_parent():
         child.join(HANG_S)
         assert "this process is a fork of it; open another one here" in results.get()
         assert bag(IDS).shape == (2, 4)
+
+
+@pytest.mark.parametrize("dims", [(4, 4), (4, 3)], ids=["one block", "two blocks"])
+def test_a_frame_has_keys_from_2_63_on_and_ids_of_another_table(dims):
+    def tables():
+        keys = ps.Dynamic(key_type="uint64")
+        return ps.EmbeddingConfig.from_tables(
+            [
+                ps.TableConfig(200, dims[0], ps.Constant(1.0), ps.SGD(0.5), name="user", dynamic=keys),
+                ps.TableConfig(100, dims[1], ps.Constant(1.0), ps.SGD(0.5), name="item"),
+            ]
+        )
+
+    def train_mixed(store):
+        configs = [BagConfig(name, 200, dim, [f"of_{name}"]) for name, dim in zip(("user", "item"), dims, strict=True)]
+        configs[1].num_embeddings = 100
+        bags = pt.EmbeddingBagCollection(tables=configs, store=store)
+        opt = pt.Step(bags)
+        for key_type in (torch.int64, torch.uint64):
+            keys = torch.tensor([5, 2**63 + 1 if key_type == torch.uint64 else 7], dtype=key_type)
+            bags({"of_user": (keys, [0, 2]), "of_item": (torch.tensor([3]), [0, 1])}).values().sum().backward()
+            opt.step()
+        assert opt.report == (2, 2, 0, 0)
+
+    local, served = ps.Engine(tables()), ps.Engine(tables())
+    train_mixed(pt.store(local))
+    with service_of(served) as service, pt.store(service.address.uri) as store:
+        train_mixed(store)
+        assert served.state_hash() == local.state_hash()
