@@ -34,8 +34,8 @@ T = TypeVar("T")
 _PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.02
 # How often the thread looks whether the service has restarted.
 _WATCH_S = 0.25
-# A service answers no request of more ids.
-_MOST_IDS = 1 << 16
+# A service answers no request of more ids, or with rows of more bytes (by default: --max-message).
+_MOST_IDS, _MOST_BYTES = 1 << 16, 64 << 20
 # How long the service may wait for rows of one step.
 _TIMEOUT_MS = 60_000
 # How often a wait for the gate asks what the gate waits for, and after how long the first time.
@@ -114,7 +114,8 @@ class ServiceStore(Store):
         while True:
             check_awaited()
             waits_for(purpose)
-            results = [self._client.lookup(part, consistent=True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
+            requests = _requests(ids, self.tables)
+            results = [self._client.lookup(part, consistent=True, timeout_ms=_TIMEOUT_MS) for part in requests]
             first = min((result.version for result in results), key=lambda version: version.step)
             if first.lineage != self._version.lineage:
                 raise StateError(
@@ -301,20 +302,22 @@ class ServiceStore(Store):
                 client.close()
 
 
-def _requests(ids: Mapping[str, Ids]) -> list[dict[str, Ids]]:
-    """Return the ids in requests of at most _MOST_IDS; at least one."""
+def _requests(ids: Mapping[str, Ids], tables: Mapping[str, TableInfo]) -> list[dict[str, Ids]]:
+    """Return the ids in requests of at most _MOST_IDS, and of _MOST_BYTES of rows; at least one."""
     requests: list[dict[str, Ids]] = [{}]
-    room = _MOST_IDS
+    room = _MOST_BYTES
     for name, table_ids in ids.items():
+        # Of a row: no less, for the number of ids, and no more, so that the service refuses one that is too large.
+        size = min(max(4 * tables[name].dim, _MOST_BYTES // _MOST_IDS), _MOST_BYTES)
         begin = 0
         while begin < len(table_ids) or not begin:
-            requests[-1][name] = part = table_ids[begin : begin + room]
-            room -= len(part)
-            begin += len(part) or 1
-            if not room:
+            if room < size:
                 requests.append({})
-                room = _MOST_IDS
-    return [request for request in requests if request] or requests
+                room = _MOST_BYTES
+            requests[-1][name] = part = table_ids[begin : begin + room // size]
+            room -= len(part) * size
+            begin += len(part) or 1
+    return requests
 
 
 def _info(schema: pa.Schema) -> TableInfo:

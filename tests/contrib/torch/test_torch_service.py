@@ -439,6 +439,23 @@ def test_a_batch_of_more_ids_than_a_request_takes_is_pulled_in_several():
         assert opt.report == (1, 1, 0, 0)
 
 
+def test_rows_of_more_bytes_than_an_answer_has_are_pulled_in_several(monkeypatch):
+    from penstock.serving.service.limits import Limits
+
+    monkeypatch.setattr("penstock.contrib.torch.service_store._MOST_BYTES", 10_000, raising=False)
+    monkeypatch.setattr("penstock.contrib.torch.service_store._MOST_IDS", 100)
+    tables = (("user", 150, 300), ("item", 100, 4))
+    limits = Limits(message_bytes=10_000, rows_asked=100)
+    with service_of(engine_of(*tables), limits=limits) as service, pt.store(service.address.uri) as store:
+        bags = bags_of(store)
+        ids = torch.arange(100)
+        pooled = bags({"of_user": (ids + 50, [0, 100]), "of_item": (ids, [0, 100])}).values()[0].detach()
+        expected = [service.engine.lookup("user", range(50, 150)), service.engine.lookup("item", range(100))]
+        np.testing.assert_allclose(
+            pooled, np.concatenate([rows.sum(axis=0) for rows in expected]), rtol=1e-4, atol=1e-4
+        )
+
+
 def test_the_token_of_a_store_is_stripped_and_checked():
     with service_of(engine_of(), tokens=[b"t0ken"]) as service:
         with pt.store(service.address.uri, "t0ken\n") as store:
