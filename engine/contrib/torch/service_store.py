@@ -203,8 +203,8 @@ class ServiceStore(Store):
         while not self._closing.wait(_WATCH_S):
             with self._lock:
                 try:
-                    if self._producer is not None:
-                        self._producer.poll()
+                    if (producer := self._producer) is not None:  # one that is dropped, without the lock
+                        producer.poll()
                 except PenstockError:
                     return  # the next push or pull raises it
 
@@ -218,12 +218,12 @@ class ServiceStore(Store):
         waits_for(f"its answer about frame {self.frames} of '{self.contributor}'")
         while True:
             with self._lock:
-                if self._producer is None:
+                if (producer := self._producer) is None:
                     status = self._pusher.status()
                     self.report = self.report._replace(step=status.version.step, pending=status["pending"])
                     return
-                answer = self._producer.poll()
-                is_opened = not self.synchronous or not self._producer.num_in_gate
+                answer = producer.poll()
+                is_opened = not self.synchronous or not producer.num_in_gate
                 if answer.position >= self.frames and is_opened:
                     self._check_skipped(answer)
                     self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
@@ -258,8 +258,9 @@ class ServiceStore(Store):
     # ---- checkpoints
 
     def seek(self, frames: int) -> None:
-        if self._producer is not None:
+        if self._producer is not None and self.frames > self._base:
             raise UsageError("load_state_dict: this store has pushed frames; load before the first step()")
+        self._producer = None  # which state_dict may have opened
         self.frames, self._first_number = frames, frames + 1
 
     def make_durable(self) -> None:

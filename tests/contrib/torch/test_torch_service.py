@@ -513,3 +513,21 @@ def test_a_frame_has_keys_from_2_63_on_and_ids_of_another_table(dims):
     with service_of(served) as service, pt.store(service.address.uri) as store:
         train_mixed(store)
         assert served.state_hash() == local.state_hash()
+
+
+def test_a_state_is_taken_before_another_is_loaded(tmp_path):
+    """As torch.distributed.checkpoint does, which loads into a state that is there."""
+    with service_of(engine_of(optimizer=ps.SGD(0.5)), tmp_path / "run") as service:
+        first, bag = synchronous(service.address.uri, 0)
+        trained(0, first, bag, [0, 1])
+        state = first.state_dict()
+        trained(0, first, bag, [2])
+        opt, bag = synchronous(service.address.uri, 0)
+        assert opt.state_dict()["frames"] == 3
+        opt.load_state_dict(state)
+        assert opt.state_dict()["frames"] == 2
+        opt.load_state_dict(state)
+        trained(0, opt, bag, [2, 3])
+        assert opt.report == (4, 1, 0, 0)
+        with pytest.raises(ps.UsageError, match="has pushed frames"):
+            opt.load_state_dict(state)
