@@ -73,6 +73,7 @@ class ServiceStore(Store):
         self._first_number = 0  # of the next producer; 0: the one after what the service has applied
         self._base = 0  # frames of the contributor before this producer
         self._repeated = 0  # of its frames, those that the service had applied in an earlier run
+        self._counted = 0, 0  # frames of this store before this producer: applied, stale
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
 
@@ -193,6 +194,7 @@ class ServiceStore(Store):
             self._producer, self._first_number = self._pusher.producer(name, first=first), 0
             self.frames = self._base = first - 1
             self._repeated = counts["position"] - self._base
+            self._counted = self.report.applied, self.report.stale
         if self._watch is None or not self._watch.is_alive():
             self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
             self._watch.start()
@@ -203,7 +205,7 @@ class ServiceStore(Store):
         while not self._closing.wait(_WATCH_S):
             with self._lock:
                 try:
-                    if (producer := self._producer) is not None:  # one that is dropped, without the lock
+                    if (producer := self._producer) is not None:  # it is dropped without the lock
                         producer.poll()
                 except PenstockError:
                     return  # the next push or pull raises it
@@ -226,7 +228,9 @@ class ServiceStore(Store):
                 is_opened = not self.synchronous or not producer.num_in_gate
                 if answer.position >= self.frames and is_opened:
                     self._check_skipped(answer)
-                    self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
+                    applied, stale = self._counted
+                    counts = applied + answer.applied, stale + answer.stale
+                    self.report = StepReport(answer.step, *counts, answer.pending)
                     return
                 check_awaited()
                 if time.monotonic() >= explain_at_s:

@@ -223,17 +223,21 @@ def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):
             bag.load_state_dict(state)
 
 
-def test_a_frame_that_the_service_refuses_is_dropped(monkeypatch):
+def test_a_frame_that_the_service_refuses_is_dropped_and_not_counted():
     with service_of(engine_of(optimizer=ps.SGD(0.5))) as service, pt.store(service.address.uri) as store:
         bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
         opt = pt.Step(bag)
         bag(IDS).sum().backward()
-        store.pending[0].ids["user"][0] = 77
+        opt.step()
+        bag(IDS).sum().backward()
+        store.pending[1].ids["user"][0] = 77
         with pytest.raises(ps.InputError, match="expected 0 <= id < 50"):
             opt.step()
-        bag(IDS).sum().backward()
-        opt.step()
-        assert service.engine.global_step == 1
+        for _ in range(2):
+            bag(IDS).sum().backward()
+            opt.step()
+        assert opt.report == (3, 3, 0, 0)
+        assert service.engine.global_step == 3
 
 
 def test_ranks_of_one_step_wait_for_each_other():
