@@ -60,7 +60,18 @@ class ServiceStore(Store):
         self._uri = self._pusher.connection.uri
         self._threads: list[CallThread] = []
         self._last_call = LimitedCall[Any]("")
-        status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
+        self._producer: Producer | None = None
+        self._first_number = 0  # of the next producer; 0: the one after what the service has applied
+        self._base = 0  # frames of the contributor before this producer
+        self._repeated = 0  # of its frames, those that the service had applied in an earlier run
+        self._counted = 0, 0  # frames of this store before this producer: applied, stale
+        self._closing = threading.Event()
+        self._watch: threading.Thread | None = None
+        try:
+            status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
+        except BaseException:
+            self.close()
+            raise
         self.num_required, self.reduction = status["num_required"], status["reduction"]
         self._version = status.version  # of the newest rows that are known
         self.report = StepReport(self._version.step, 0, 0, status["pending"])
@@ -69,13 +80,6 @@ class ServiceStore(Store):
         self._names = pa.array(list(self.tables), pa.utf8())
         is_unsigned = any(schema.field("id").type == pa.uint64() for schema in schemas.values())
         self._id_type = np.uint64 if is_unsigned else np.int64  # of frames
-        self._producer: Producer | None = None
-        self._first_number = 0  # of the next producer; 0: the one after what the service has applied
-        self._base = 0  # frames of the contributor before this producer
-        self._repeated = 0  # of its frames, those that the service had applied in an earlier run
-        self._counted = 0, 0  # frames of this store before this producer: applied, stale
-        self._closing = threading.Event()
-        self._watch: threading.Thread | None = None
 
     def __repr__(self) -> str:
         return f"Store({self._uri})"
@@ -287,13 +291,15 @@ class ServiceStore(Store):
     def _close(self) -> None:
         """Wait for the last acknowledgement, unless an earlier wait has reached its limit and continues elsewhere."""
         self._closing.set()
-        if self._last_call.is_abandoned:
-            wait([self._last_call], _GRACE_S)
-            if not self._last_call.done():
-                return
-        self._limited(self._end, f"its acknowledgement of frame {self.frames} of '{self.contributor}'")
-        for thread in self._threads:
-            thread.close(waits=False)
+        try:
+            if self._last_call.is_abandoned:
+                wait([self._last_call], _GRACE_S)
+                if not self._last_call.done():
+                    return
+            self._limited(self._end, f"its acknowledgement of frame {self.frames} of '{self.contributor}'")
+        finally:
+            for thread in self._threads:
+                thread.close(waits=False)
 
     def _end(self) -> None:
         self._end_prefetches()

@@ -460,6 +460,49 @@ def test_rows_of_more_bytes_than_an_answer_has_are_pulled_in_several(monkeypatch
         )
 
 
+@pytest.fixture
+def left_open(monkeypatch):
+    """Returns how many clients are open of those since the fixture, once the threads of stores have ended."""
+    from penstock.serving.flight import Client
+
+    before, num_open = set(threading.enumerate()), []
+    begin, close = Client.__init__, Client.close
+    monkeypatch.setattr(Client, "__init__", lambda *args, **named: num_open.append(1) or begin(*args, **named))
+    monkeypatch.setattr(Client, "close", lambda client: num_open.append(-1) or close(client))
+
+    def left():
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "penstock-store":
+                thread.join(HANG_S)
+                assert not thread.is_alive(), "it did not end"
+        return sum(num_open)
+
+    return left
+
+
+def test_a_store_that_cannot_open_leaves_nothing_open(left_open):
+    with pytest.raises(ps.ServiceError, match="Connection refused"):
+        pt.store(f"grpc://127.0.0.1:{free_port()}", patience_s=0.0)
+    assert left_open() == 0
+
+
+def test_a_store_that_cannot_close_in_order_leaves_nothing_open(left_open, monkeypatch):
+    from penstock.serving.flight import producer
+
+    def failing(_):
+        raise ps.ServiceError("gone")
+
+    with service_of(engine_of()) as service:
+        store = pt.store(service.address.uri)
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        trained(0, pt.Step(bag), bag, [0])
+        monkeypatch.setattr(producer.Producer, "close", failing)
+        with pytest.raises(ps.ServiceError, match="gone"):
+            store.close()
+        monkeypatch.undo()
+        assert left_open() == 0
+
+
 def test_the_token_of_a_store_is_stripped_and_checked():
     with service_of(engine_of(), tokens=[b"t0ken"]) as service:
         with pt.store(service.address.uri, "t0ken\n") as store:
