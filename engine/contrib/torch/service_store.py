@@ -190,12 +190,11 @@ class ServiceStore(Store):
     def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
         if self._producer is None:
-            name = str(self.contributor)
-            counts = self._pusher.connection.act("position", contributor=name)
+            counts = self._pusher.connection.act("position", contributor=self.contributor)
             if counts["position"] != counts["durable_position"]:
                 self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
             first = self._first_number or counts["position"] + 1
-            self._producer, self._first_number = self._pusher.producer(name, first=first), 0
+            self._producer, self._first_number = self._pusher.producer(self.contributor, first=first), 0
             self.frames = self._base = first - 1
             self._repeated = counts["position"] - self._base
             self._counted = self.report.applied, self.report.stale
@@ -249,7 +248,7 @@ class ServiceStore(Store):
         if answer.position < self.frames:
             return f"{frame} to be applied; it has {answer.position}, at step {answer.step}"
         gate = self._pusher.connection.act("explain")
-        is_rank = re.fullmatch(r"rank-\d+", str(self.contributor)) is not None
+        is_rank = re.fullmatch(r"rank-\d+", self.contributor) is not None
         names = [f"rank-{rank}" for rank in range(self.num_required)] if is_rank else gate["without_frame"]
         missing = listed(name for name in names if name not in gate["frames"]) or "producers without any frame so far"
         return f"the opening of step {answer.step + 1} with {frame}; missing: {missing}; the gate: {gate['gate']}"
