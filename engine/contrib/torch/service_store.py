@@ -34,8 +34,8 @@ T = TypeVar("T")
 _PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.02
 # How often the thread looks whether the service has restarted.
 _WATCH_S = 0.25
-# A service answers no request of more ids.
-_MOST_IDS = 1 << 16
+# A service answers no request of more ids, or with rows of more bytes (by default: --max-message).
+_MOST_IDS, _MOST_BYTES = 1 << 16, 64 << 20
 # How long the service may wait for rows of one step.
 _TIMEOUT_MS = 60_000
 # How often a wait for the gate asks what the gate waits for, and after how long the first time.
@@ -60,19 +60,26 @@ class ServiceStore(Store):
         self._uri = self._pusher.connection.uri
         self._threads: list[CallThread] = []
         self._last_call = LimitedCall[Any]("")
-        status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
+        self._producer: Producer | None = None
+        self._first_number = 0  # of the next producer; 0: the one after what the service has applied
+        self._base = 0  # frames of the contributor before this producer
+        self._repeated = 0  # of its frames, those that the service had applied in an earlier run
+        self._counted = 0, 0  # frames of this store before this producer: applied, stale
+        self._closing = threading.Event()
+        self._watch: threading.Thread | None = None
+        try:
+            status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
+        except BaseException:
+            self.close()
+            raise
         self.num_required, self.reduction = status["num_required"], status["reduction"]
         self._version = status.version  # of the newest rows that are known
         self.report = StepReport(self._version.step, 0, 0, status["pending"])
         self.tables = {name: _info(schema) for name, schema in schemas.items()}
         self._kind = list_type(info.dim for info in self.tables.values())
         self._names = pa.array(list(self.tables), pa.utf8())
-        self._producer: Producer | None = None
-        self._first_number = 0  # of the next producer; 0: the one after what the service has applied
-        self._base = 0  # frames of the contributor before this producer
-        self._repeated = 0  # of its frames, those that the service had applied in an earlier run
-        self._closing = threading.Event()
-        self._watch: threading.Thread | None = None
+        is_unsigned = any(schema.field("id").type == pa.uint64() for schema in schemas.values())
+        self._id_type = np.uint64 if is_unsigned else np.int64  # of frames
 
     def __repr__(self) -> str:
         return f"Store({self._uri})"
@@ -112,7 +119,8 @@ class ServiceStore(Store):
         while True:
             check_awaited()
             waits_for(purpose)
-            results = [self._client.lookup(part, consistent=True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
+            requests = _requests(ids, self.tables)
+            results = [self._client.lookup(part, consistent=True, timeout_ms=_TIMEOUT_MS) for part in requests]
             first = min((result.version for result in results), key=lambda version: version.step)
             if first.lineage != self._version.lineage:
                 raise StateError(
@@ -169,7 +177,8 @@ class ServiceStore(Store):
         """Return a block as rows of a frame, without a copy of its gradients."""
         numbers = {name: number for number, name in enumerate(self.tables)}
         codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
-        ids = np.concatenate(list(block.ids.values()))
+        # One type in all frames of the stream. Exact: these ids have been looked up, so that the tables have them.
+        ids = np.concatenate(list(block.ids.values()), dtype=self._id_type, casting="unsafe")
         columns = {
             "table": pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), self._names),
             "step": pa.array(np.full(len(ids), step)),
@@ -181,14 +190,14 @@ class ServiceStore(Store):
     def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
         if self._producer is None:
-            name = str(self.contributor)
-            counts = self._pusher.connection.act("position", contributor=name)
+            counts = self._pusher.connection.act("position", contributor=self.contributor)
             if counts["position"] != counts["durable_position"]:
                 self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
             first = self._first_number or counts["position"] + 1
-            self._producer, self._first_number = self._pusher.producer(name, first=first), 0
+            self._producer, self._first_number = self._pusher.producer(self.contributor, first=first), 0
             self.frames = self._base = first - 1
             self._repeated = counts["position"] - self._base
+            self._counted = self.report.applied, self.report.stale
         if self._watch is None or not self._watch.is_alive():
             self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
             self._watch.start()
@@ -199,8 +208,8 @@ class ServiceStore(Store):
         while not self._closing.wait(_WATCH_S):
             with self._lock:
                 try:
-                    if self._producer is not None:
-                        self._producer.poll()
+                    if (producer := self._producer) is not None:  # it is dropped without the lock
+                        producer.poll()
                 except PenstockError:
                     return  # the next push or pull raises it
 
@@ -214,15 +223,17 @@ class ServiceStore(Store):
         waits_for(f"its answer about frame {self.frames} of '{self.contributor}'")
         while True:
             with self._lock:
-                if self._producer is None:
+                if (producer := self._producer) is None:
                     status = self._pusher.status()
                     self.report = self.report._replace(step=status.version.step, pending=status["pending"])
                     return
-                answer = self._producer.poll()
-                is_opened = not self.synchronous or not self._producer.num_in_gate
+                answer = producer.poll()
+                is_opened = not self.synchronous or not producer.num_in_gate
                 if answer.position >= self.frames and is_opened:
                     self._check_skipped(answer)
-                    self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
+                    applied, stale = self._counted
+                    counts = applied + answer.applied, stale + answer.stale
+                    self.report = StepReport(answer.step, *counts, answer.pending)
                     return
                 check_awaited()
                 if time.monotonic() >= explain_at_s:
@@ -237,7 +248,7 @@ class ServiceStore(Store):
         if answer.position < self.frames:
             return f"{frame} to be applied; it has {answer.position}, at step {answer.step}"
         gate = self._pusher.connection.act("explain")
-        is_rank = re.fullmatch(r"rank-\d+", str(self.contributor)) is not None
+        is_rank = re.fullmatch(r"rank-\d+", self.contributor) is not None
         names = [f"rank-{rank}" for rank in range(self.num_required)] if is_rank else gate["without_frame"]
         missing = listed(name for name in names if name not in gate["frames"]) or "producers without any frame so far"
         return f"the opening of step {answer.step + 1} with {frame}; missing: {missing}; the gate: {gate['gate']}"
@@ -254,8 +265,9 @@ class ServiceStore(Store):
     # ---- checkpoints
 
     def seek(self, frames: int) -> None:
-        if self._producer is not None:
+        if self._producer is not None and self.frames > self._base:
             raise UsageError("load_state_dict: this store has pushed frames; load before the first step()")
+        self._producer = None  # which state_dict may have opened
         self.frames, self._first_number = frames, frames + 1
 
     def make_durable(self) -> None:
@@ -278,13 +290,15 @@ class ServiceStore(Store):
     def _close(self) -> None:
         """Wait for the last acknowledgement, unless an earlier wait has reached its limit and continues elsewhere."""
         self._closing.set()
-        if self._last_call.is_abandoned:
-            wait([self._last_call], _GRACE_S)
-            if not self._last_call.done():
-                return
-        self._limited(self._end, f"its acknowledgement of frame {self.frames} of '{self.contributor}'")
-        for thread in self._threads:
-            thread.close(waits=False)
+        try:
+            if self._last_call.is_abandoned:
+                wait([self._last_call], _GRACE_S)
+                if not self._last_call.done():
+                    return
+            self._limited(self._end, f"its acknowledgement of frame {self.frames} of '{self.contributor}'")
+        finally:
+            for thread in self._threads:
+                thread.close(waits=False)
 
     def _end(self) -> None:
         self._end_prefetches()
@@ -298,20 +312,22 @@ class ServiceStore(Store):
                 client.close()
 
 
-def _requests(ids: Mapping[str, Ids]) -> list[dict[str, Ids]]:
-    """Return the ids in requests of at most _MOST_IDS; at least one."""
+def _requests(ids: Mapping[str, Ids], tables: Mapping[str, TableInfo]) -> list[dict[str, Ids]]:
+    """Return the ids in requests of at most _MOST_IDS, and of _MOST_BYTES of rows; at least one."""
     requests: list[dict[str, Ids]] = [{}]
-    room = _MOST_IDS
+    room = _MOST_BYTES
     for name, table_ids in ids.items():
+        # Of a row: no less, for the number of ids, and no more, so that the service refuses one that is too large.
+        size = min(max(4 * tables[name].dim, _MOST_BYTES // _MOST_IDS), _MOST_BYTES)
         begin = 0
         while begin < len(table_ids) or not begin:
-            requests[-1][name] = part = table_ids[begin : begin + room]
-            room -= len(part)
-            begin += len(part) or 1
-            if not room:
+            if room < size:
                 requests.append({})
-                room = _MOST_IDS
-    return [request for request in requests if request] or requests
+                room = _MOST_BYTES
+            requests[-1][name] = part = table_ids[begin : begin + room // size]
+            room -= len(part) * size
+            begin += len(part) or 1
+    return requests
 
 
 def _info(schema: pa.Schema) -> TableInfo:

@@ -227,21 +227,26 @@ class Step:
         """Step as ``step`` does with a closure. Rows change once it has been called for the last time."""
         pending, earlier = self.store.pending, dict(self.store.pending)
         frame: _Frame | None = None
+        evaluated: dict[int, PulledRows] = {}  # of the frame; taken out, else the optimizer's hook warns of them
 
         def evaluate() -> Any:
             nonlocal frame
+            evaluated.clear()
             pending.update(earlier)
             loss = closure()
             frame = self._frame()
+            evaluated.update(pending)
             pending.clear()
             return loss
 
-        if self.dense_optimizer is not None:
-            loss = self.dense_optimizer.step(evaluate)
-        else:
-            with torch.enable_grad():
-                loss = evaluate()
-        pending.update(earlier)
+        try:
+            if self.dense_optimizer is not None:
+                loss = self.dense_optimizer.step(evaluate)
+            else:
+                with torch.enable_grad():
+                    loss = evaluate()
+        finally:
+            pending.update(evaluated)  # also if the optimizer fails: nothing was sent, and the gradients stay
         if frame is not None:
             self._push(frame)
         return loss

@@ -63,7 +63,7 @@ class StepReport(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """Rows of one version."""
+    """Rows, and their version: the earliest, if they were read in several requests."""
 
     rows: dict[str, Float32]
     version: Version
@@ -100,8 +100,8 @@ class Store(ABC):
 
     Attributes
     ----------
-    contributor : str or int
-        The producer of its frames: the rank.
+    contributor : str
+        The producer of its frames.
     num_required : int
         Frames that open the gate.
     reduction : {"mean", "sum"}
@@ -110,7 +110,7 @@ class Store(ABC):
         Of the last push.
     """
 
-    contributor: str | int
+    contributor: str
     num_required: int
     reduction: str
     tables: dict[str, TableInfo]
@@ -130,7 +130,7 @@ class Store(ABC):
     # ---- rows out
 
     def pull(self, ids: Mapping[str, Ids]) -> Pulled:
-        """Return the rows of distinct ids, all of one step."""
+        """Return the rows of distinct ids."""
         self._check_open()
         return self._pull(ids)
 
@@ -273,7 +273,7 @@ class Store(ABC):
 class EngineStore(Store):
     """The tables of an engine in this process."""
 
-    def __init__(self, engine: Engine, contributor: str | int) -> None:
+    def __init__(self, engine: Engine, contributor: str) -> None:
         super().__init__()
         self._engine, self.contributor = engine, contributor
         self.num_required, self.reduction = engine.gate.num_required or 1, engine.reduction

@@ -392,3 +392,31 @@ def test_threads_of_other_contributors_only_make_frames_stale(bag, opt, engine):
         thread.join()
     assert opt.report.applied + opt.report.stale == 50
     np.testing.assert_allclose(value(engine, 3), 1.0 - 0.5 * opt.report.applied)
+
+
+def test_gradients_stay_if_the_dense_optimizer_fails_after_a_closure(bag, engine):
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure=None):
+            loss = super().step(closure)
+            if self.fails:
+                raise RuntimeError("no memory")
+            return loss
+
+    dense = torch.nn.Linear(4, 1)
+    optimizer = Failing(dense.parameters(), lr=0.1)
+    opt = pt.Step(bag, optimizer)
+
+    def closure():
+        loss = bag(IDS).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        opt.step(closure)
+    assert engine.global_step == 0
+    optimizer.fails = False
+    opt.step()
+    assert opt.report == (1, 1, 0, 0)
+    assert value(engine, 3) == 0.5

@@ -223,17 +223,21 @@ def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):
             bag.load_state_dict(state)
 
 
-def test_a_frame_that_the_service_refuses_is_dropped(monkeypatch):
+def test_a_frame_that_the_service_refuses_is_dropped_and_not_counted():
     with service_of(engine_of(optimizer=ps.SGD(0.5))) as service, pt.store(service.address.uri) as store:
         bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
         opt = pt.Step(bag)
         bag(IDS).sum().backward()
-        store.pending[0].ids["user"][0] = 77
+        opt.step()
+        bag(IDS).sum().backward()
+        store.pending[1].ids["user"][0] = 77
         with pytest.raises(ps.InputError, match="expected 0 <= id < 50"):
             opt.step()
-        bag(IDS).sum().backward()
-        opt.step()
-        assert service.engine.global_step == 1
+        for _ in range(2):
+            bag(IDS).sum().backward()
+            opt.step()
+        assert opt.report == (3, 3, 0, 0)
+        assert service.engine.global_step == 3
 
 
 def test_ranks_of_one_step_wait_for_each_other():
@@ -439,6 +443,66 @@ def test_a_batch_of_more_ids_than_a_request_takes_is_pulled_in_several():
         assert opt.report == (1, 1, 0, 0)
 
 
+def test_rows_of_more_bytes_than_an_answer_has_are_pulled_in_several(monkeypatch):
+    from penstock.serving.service.limits import Limits
+
+    monkeypatch.setattr("penstock.contrib.torch.service_store._MOST_BYTES", 10_000, raising=False)
+    monkeypatch.setattr("penstock.contrib.torch.service_store._MOST_IDS", 100)
+    tables = (("user", 150, 300), ("item", 100, 4))
+    limits = Limits(message_bytes=10_000, rows_asked=100)
+    with service_of(engine_of(*tables), limits=limits) as service, pt.store(service.address.uri) as store:
+        bags = bags_of(store)
+        ids = torch.arange(100)
+        pooled = bags({"of_user": (ids + 50, [0, 100]), "of_item": (ids, [0, 100])}).values()[0].detach()
+        expected = [service.engine.lookup("user", range(50, 150)), service.engine.lookup("item", range(100))]
+        np.testing.assert_allclose(
+            pooled, np.concatenate([rows.sum(axis=0) for rows in expected]), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.fixture
+def left_open(monkeypatch):
+    """Returns how many clients are open of those since the fixture, once the threads of stores have ended."""
+    from penstock.serving.flight import Client
+
+    before, num_open = set(threading.enumerate()), []
+    begin, close = Client.__init__, Client.close
+    monkeypatch.setattr(Client, "__init__", lambda *args, **named: num_open.append(1) or begin(*args, **named))
+    monkeypatch.setattr(Client, "close", lambda client: num_open.append(-1) or close(client))
+
+    def left():
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "penstock-store":
+                thread.join(HANG_S)
+                assert not thread.is_alive(), "it did not end"
+        return sum(num_open)
+
+    return left
+
+
+def test_a_store_that_cannot_open_leaves_nothing_open(left_open):
+    with pytest.raises(ps.ServiceError, match="Connection refused"):
+        pt.store(f"grpc://127.0.0.1:{free_port()}", patience_s=0.0)
+    assert left_open() == 0
+
+
+def test_a_store_that_cannot_close_in_order_leaves_nothing_open(left_open, monkeypatch):
+    from penstock.serving.flight import producer
+
+    def failing(_):
+        raise ps.ServiceError("gone")
+
+    with service_of(engine_of()) as service:
+        store = pt.store(service.address.uri)
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        trained(0, pt.Step(bag), bag, [0])
+        monkeypatch.setattr(producer.Producer, "close", failing)
+        with pytest.raises(ps.ServiceError, match="gone"):
+            store.close()
+        monkeypatch.undo()
+        assert left_open() == 0
+
+
 def test_the_token_of_a_store_is_stripped_and_checked():
     with service_of(engine_of(), tokens=[b"t0ken"]) as service:
         with pt.store(service.address.uri, "t0ken\n") as store:
@@ -467,3 +531,50 @@ def test_a_forked_process_cannot_use_the_connections_of_its_parent():
         child.join(HANG_S)
         assert "this process is a fork of it; open another one here" in results.get()
         assert bag(IDS).shape == (2, 4)
+
+
+@pytest.mark.parametrize("dims", [(4, 4), (4, 3)], ids=["one block", "two blocks"])
+def test_a_frame_has_keys_from_2_63_on_and_ids_of_another_table(dims):
+    def tables():
+        keys = ps.Dynamic(key_type="uint64")
+        return ps.EmbeddingConfig.from_tables(
+            [
+                ps.TableConfig(200, dims[0], ps.Constant(1.0), ps.SGD(0.5), name="user", dynamic=keys),
+                ps.TableConfig(100, dims[1], ps.Constant(1.0), ps.SGD(0.5), name="item"),
+            ]
+        )
+
+    def train_mixed(store):
+        configs = [BagConfig(name, 200, dim, [f"of_{name}"]) for name, dim in zip(("user", "item"), dims, strict=True)]
+        configs[1].num_embeddings = 100
+        bags = pt.EmbeddingBagCollection(tables=configs, store=store)
+        opt = pt.Step(bags)
+        for key_type in (torch.int64, torch.uint64):
+            keys = torch.tensor([5, 2**63 + 1 if key_type == torch.uint64 else 7], dtype=key_type)
+            bags({"of_user": (keys, [0, 2]), "of_item": (torch.tensor([3]), [0, 1])}).values().sum().backward()
+            opt.step()
+        assert opt.report == (2, 2, 0, 0)
+
+    local, served = ps.Engine(tables()), ps.Engine(tables())
+    train_mixed(pt.store(local))
+    with service_of(served) as service, pt.store(service.address.uri) as store:
+        train_mixed(store)
+        assert served.state_hash() == local.state_hash()
+
+
+def test_a_state_is_taken_before_another_is_loaded(tmp_path):
+    """As torch.distributed.checkpoint does, which loads into a state that is there."""
+    with service_of(engine_of(optimizer=ps.SGD(0.5)), tmp_path / "run") as service:
+        first, bag = synchronous(service.address.uri, 0)
+        trained(0, first, bag, [0, 1])
+        state = first.state_dict()
+        trained(0, first, bag, [2])
+        opt, bag = synchronous(service.address.uri, 0)
+        assert opt.state_dict()["frames"] == 3
+        opt.load_state_dict(state)
+        assert opt.state_dict()["frames"] == 2
+        opt.load_state_dict(state)
+        trained(0, opt, bag, [2, 3])
+        assert opt.report == (4, 1, 0, 0)
+        with pytest.raises(ps.UsageError, match="has pushed frames"):
+            opt.load_state_dict(state)
