@@ -154,11 +154,10 @@ class TableAccess:
         Version('0')
         """
         tables = self.core.tables
-        wanted = table if isinstance(table, Mapping) else {table: ids}
         with self.core.reading():
-            rows = {name: tables.lookup(name, tables.valid_ids(name, each), forward) for name, each in wanted.items()}
             if not isinstance(table, Mapping):
-                return rows[table]
+                return tables.lookup(table, tables.valid_ids(table, ids), forward)
+            rows = {name: tables.lookup(name, tables.valid_ids(name, each), forward) for name, each in table.items()}
             return LookupResult(rows, self.version, self.session.durable_step)
 
     def view(self, name: str) -> Float32:

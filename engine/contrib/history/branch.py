@@ -7,10 +7,10 @@ import sys
 import time
 
 import penstock.base.interrupts as interrupts
-from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.versions import NamedCommit, branch
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, place_text, size_text, writing
+from penstock.model.version import Lineage
 
 EXAMPLE = "penstock branch run1 experiment --at good"
 _REDRAW_S = 0.2
@@ -35,7 +35,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
 
     with writing(args.new):
         commit = branch(chosen, args.new, progress)
-    version = Positions.from_state(commit.contents["positions"]).version(commit.step)
+    lineage = Lineage.from_state(commit.contents["positions"])
+    assert lineage is not None  # a branch begins one
+    version = lineage.at(commit.step)
     out.say(f"branched  {place_text(args.new)}: step {commit.step}, commit {commit.number} of {chosen.folder.path}")
     out.say(f"version   {version}")
     result = {"global_step": commit.step, "commit": commit.number, "version": str(version)}
