@@ -24,6 +24,7 @@ KEYS = {
     "full_copy",
     "json",
     "log",
+    "run",
     "start",
     "step",
     "table",
