@@ -174,8 +174,13 @@ def kafka_failures(topic: Topic, client: Any = None, place: str = "") -> Iterato
     try:
         yield
     except topic.client.KafkaException as error:
+        failure = error
         if client is not None and not ERRORS.is_final(error):
-            client.poll(0)
-        failure = causes.pop() if causes and not ERRORS.is_final(error) else error
+            try:
+                client.poll(0)
+            except topic.client.KafkaException as fatal:  # the error was the first sign of it
+                failure = fatal
+        if causes and not ERRORS.is_final(failure):
+            failure = causes.pop()
         raise ERRORS.converted(failure, place or topic.description, OSError) from error
     causes.clear()

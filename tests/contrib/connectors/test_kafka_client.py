@@ -8,7 +8,7 @@ from services import config_of, frame, replayed
 
 import penstock as ps
 from penstock.base.errors import StateError
-from penstock.contrib.connectors.kafka_client import Topic
+from penstock.contrib.connectors.kafka_client import Topic, kafka_failures, kafka_topic
 from penstock.contrib.connectors.kafka_partition import KafkaPartition
 from penstock.io.partitions.partition_reader import PartitionReader
 from penstock.io.partitions.partition_source import PartitionSource
@@ -85,3 +85,12 @@ def test_an_aborted_transaction_and_a_marker_at_the_end_end_a_replay():
     engine = ps.Engine(config_of())
     assert engine.run(PartitionSource(partition_of(consumer), 60)).frames == 3
     assert engine.state_hash() == replayed(frames).state_hash()
+
+
+def test_a_fatal_error_that_shows_after_the_first_one_is_reported():
+    def poll(timeout):
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._FENCED, "fenced by a newer instance", fatal=True))
+
+    topic = kafka_topic("kafka://127.0.0.1:1/rows")
+    with pytest.raises(OSError, match="fenced by a newer instance"), kafka_failures(topic, SimpleNamespace(poll=poll)):
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TRANSPORT))

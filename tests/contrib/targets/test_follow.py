@@ -322,7 +322,7 @@ def test_a_misspelled_target_is_exit_2_with_the_forms(target, line, refused):
 def test_a_redis_port_that_is_not_a_number_is_exit_2(refused):
     pytest.importorskip("redis")
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
-    assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)
+    assert re.match("penstock: redis://localhost:port/0: expected redis://USER:PASSWORD@HOST:PORT/DATABASE", line)
 
 
 @pytest.mark.parametrize("change", [{"writerFeatures": ["identityColumns"]}, {"delta.appendOnly": "true"}])
