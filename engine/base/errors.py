@@ -7,6 +7,25 @@ import difflib
 import re
 from collections.abc import Iterable
 
+# The public ones, as ``penstock.errors`` has them.
+__all__ = [
+    "CancelledError",
+    "CapacityError",
+    "ConfigError",
+    "DeltasGoneError",
+    "InputError",
+    "PeerError",
+    "PenstockError",
+    "ReadTimeoutError",
+    "ServiceError",
+    "ServiceTimeoutError",
+    "StateError",
+    "TakeTimeoutError",
+    "TruncatedInputError",
+    "UsageError",
+    "UsageTypeError",
+]
+
 # Longest text in a message, in characters: a name in a damaged file may have megabytes.
 _MOST_SAID = 2000
 # Characters of a name that is compared with others.
