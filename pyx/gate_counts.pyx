@@ -13,10 +13,11 @@ cdef class GateCounts:
     """The counters of a gate. Call every method under the gate's lock.
 
     num_required : contributions that open the gate into its consumer; None: it opens only for takers in the queue
+    max_staleness : steps that a contribution may be behind, at least 0
     """
 
-    def __init__(self, num_required=None, index_t global_step=0):
-        self.required = num_required or 0
+    def __init__(self, num_required=None, index_t global_step=0, index_t max_staleness=0):
+        self.required, self.max_staleness = num_required or 0, max_staleness
         self.global_step, self.num_accumulated = global_step, 0
         self.first_step, self.last_step = INT64_MIN, INT64_MAX - 1
 
@@ -34,7 +35,7 @@ cdef class GateCounts:
         self.first_step, self.last_step = steps[0], steps[len(steps) - 1]
 
     def is_stale(self, local_step):
-        """Return whether a contribution of this step is behind the global step; one without a step never is."""
+        """Return whether a contribution of this step is too far behind; one without a step never is."""
         return local_step is not None and self.behind(local_step)
 
     def is_due(self, index_t more=0):
@@ -46,7 +47,8 @@ cdef class GateCounts:
         return self.may_open()
 
     cdef bint behind(self, index_t local_step) noexcept nogil:
-        return local_step < self.global_step
+        # Their difference may be no int64.
+        return local_step < self.global_step and <size_t>self.global_step - <size_t>local_step > <size_t>self.max_staleness
 
     cdef bint due(self, index_t more) noexcept nogil:
         return 0 < self.required <= self.num_accumulated + more

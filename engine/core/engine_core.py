@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
@@ -14,15 +15,17 @@ from typing import Any, TypeVar
 from weakref import ref
 
 import penstock.base.forks as forks
-from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError
+from penstock.base.errors import CapacityError, ConfigError, PenstockError, StateError, UsageError
 from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
 from penstock.core.gate import Gate
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
+from penstock.core.rounds import Rounds
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import MAX_TIME, NO_FRAMES, Frame, FrameRun, Int64
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates, Rates
 from penstock.model.stats import Counters, TableReport
 from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
@@ -36,7 +39,7 @@ class EngineCore:
 
     tables : on the devices; pipeline : sums the frames of a step
     reduction : "mean" or "sum"
-    num_required : frames that open the gate; None: the configuration's, else 1
+    policy : what opens the gate
 
     gate : counts frames and opens; ``gate.still()`` is the lock of the engine
     rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
@@ -52,7 +55,7 @@ class EngineCore:
         config: EmbeddingConfig,
         tables: TableSet,
         pipeline: Pipeline,
-        num_required: int | None,
+        policy: GatePolicy,
         reduction: str,
         seed: int,
     ) -> None:
@@ -64,7 +67,10 @@ class EngineCore:
         self.changed_step, self.counters = 0, Counters()
         self._frame_steps: dict[str, FrameSteps | None] = {}
         self._observers: list[ref[StepObserver]] = []
-        self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
+        self.policy, self.gate = policy, Gate(policy.num_required, max_staleness=policy.max_staleness)
+        self.turns = None if policy.workers is None else Rounds(policy, self.gate)
+        if self.turns is not None:
+            self.gate.waits = self.turns.explain
         self.set_clock_offset(0)
         self.pipeline = pipeline
 
@@ -91,13 +97,14 @@ class EngineCore:
 
         Returns what has happened to them. Raises InputError for a bad row in the next frame: nothing of it has entered.
         """
-        if (plain := run.plain(SMALL_ROWS)) is not None:
+        if self.turns is None and (plain := run.plain(SMALL_ROWS)) is not None:
             pushed = self.gate.change(self._guarded, self._push_native, plain, context)
             if pushed is not None:
                 run.next = max(run.next, pushed.stop)
                 return pushed
         frame = self.reduced(run.frame())
-        while (pushed := self.gate.change(self._guarded, self._push, run.alone(frame), context)) is None:
+        push = self._push if self.turns is None else self._push_in_turn
+        while (pushed := self.gate.change(self._guarded, push, run.alone(frame), context)) is None:
             frame = self.reduced(frame.audited())  # without the lock
         run.next += pushed.stop
         return pushed
@@ -112,13 +119,18 @@ class EngineCore:
         self, push: Callable[[FrameRun, Context], Pushed | None], run: FrameRun, context: Context
     ) -> Pushed | None:
         """Call a way of pushing, and fail the engine on an error after a frame has begun to enter."""
-        pipeline, num_before = self.pipeline, self.pipeline.num_added
+        before = self._entered
         try:
             return push(run, context)
         except BaseException as error:
-            if not pipeline.is_whole or pipeline.num_added != num_before:
+            if not self.pipeline.is_whole or self._entered != before:
                 self.fail(error)
             raise
+
+    @property
+    def _entered(self) -> tuple[int, int]:
+        """Return what changes with every frame that enters the sums, or waits for its turn."""
+        return self.pipeline.num_added, 0 if self.turns is None else self.turns.num_early
 
     def _push_native(self, run: FrameRun, context: Context) -> Pushed | None:
         """Push the next plain frames in native code, up to an event. None: none has entered, as the next is an event.
@@ -164,7 +176,7 @@ class EngineCore:
         assert frame is not None
         try:
             if gate.is_due():
-                self._open_early(context)  # a full table has refused the step
+                self._open_early(run, context)  # a full table has refused the step
         except CapacityError as error:
             return Pushed(run, 0, 0, context, full=error)
         try:
@@ -192,14 +204,7 @@ class EngineCore:
         if is_stale:
             gate.count_stale(frame.local_step, frame.contributor)
         else:
-            while True:
-                try:
-                    self.pipeline.add(frame)
-                    break
-                except BadRowsError as error:
-                    if error.overflows is None:
-                        raise
-                    frame = self.reduced(error.repaired(frame))
+            frame = self._added(frame)
             gate.count_contribution(frame.contributor)
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
         if gate.is_due():
@@ -211,6 +216,89 @@ class EngineCore:
         self._notify(pushed)
         return pushed
 
+    def _added(self, frame: Frame) -> Frame:
+        """Add a frame to the sums, without rows at which a sum leaves the finite range. Returns it.
+
+        Raises BadRowsError for a bad row of a frame that was not audited, InputError where such rows are errors.
+        """
+        while True:
+            try:
+                self.pipeline.add(frame)
+                return frame
+            except BadRowsError as error:
+                if error.overflows is None:
+                    raise
+                frame = self.reduced(error.repaired(frame))
+
+    # ---- rounds
+
+    def _push_in_turn(self, run: FrameRun, context: Context) -> Pushed | None:
+        """Push the frame of a run of one, which is reduced, in rounds. None: it has to be audited.
+
+        It is counted now, and enters the sums now or in its turn.
+        """
+        rounds, frame = self.turns, run.only
+        assert rounds is not None
+        assert frame is not None
+        rounds.place(frame)  # before anything changes
+        if (problem := self._advance(context)) is not None:
+            return Pushed(run, 0, 0, context, full=problem)
+        worker, turn, is_stale = rounds.place(frame)
+        if is_stale:
+            frame = frame.audited()  # as in _push
+            assert frame.local_step is not None
+            self.gate.count_stale(frame.local_step, frame.contributor, turn)
+            rounds.warn_of_second(frame, turn)
+        else:
+            self.check_ready()
+            if rounds.is_next(worker, turn):
+                try:
+                    frame = self._added(frame)
+                    rounds.enter(worker, turn, frame)
+                except BadRowsError:
+                    return None
+            elif frame.audit is not None:
+                return None
+            else:
+                rounds.wait(worker, turn, frame)
+        pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
+        context.counters.count(frame, not is_stale)
+        self._notify(pushed)
+        pushed.full = self._advance(context)
+        return pushed
+
+    def _advance(self, context: Context) -> PenstockError | None:
+        """Take all turns that can be taken, and step where all are. Returns the error that prevents the next one."""
+        rounds, gate = self.turns, self.gate
+        assert rounds is not None
+        try:
+            while True:
+                if gate.is_due():
+                    gate.check_may_open()
+                    self._open(context.rates.at(gate.global_step, rounds.rates), context)
+                elif (frame := rounds.head()) is not None:
+                    self._added(frame)
+                    rounds.enter_head()
+                elif rounds.is_absent:
+                    rounds.pass_over()
+                else:
+                    return None
+        except PenstockError as error:
+            if self._failure is not None:
+                raise
+            return error
+
+    def contributed(self) -> dict[str, int]:
+        """Return the frames that the gate holds, by the name of their contributor."""
+        with self.gate.still():
+            counts = Counter(self.gate.contributed())
+            return dict(counts if self.turns is None else counts + Counter(self.turns.early_frames()))
+
+    @property
+    def num_pending(self) -> int:
+        """Frames that were counted, and that no step has applied."""
+        return self.gate.num_accumulated if self.turns is None else self.turns.num_pending
+
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
         """Push one frame that belongs to no run. Returns False if it was stale."""
         self.check_ready()
@@ -218,20 +306,34 @@ class EngineCore:
         if learning_rates is not None:
             rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
         self.rates = rates.complete()
-        return not self.push(FrameRun.of(frame), Context(rates, self.counters)).check().is_stale
+        run, context = FrameRun.of(frame), Context(rates, self.counters)
+        if self.turns is None:
+            return not self.push(run, context).check().is_stale
+        with self.gate.still():
+            self.turns.check_room(frame)
+            return not self.push(run, context).check().is_stale
 
     def open_early(self, context: Context) -> Pushed:
         """Open the gate for the buffered frames, if there are any. Raises CapacityError if a table has no room."""
         with self.gate.still():
             self.check_ready()
-            if not self.gate.num_accumulated:
+            if not (self.gate.num_accumulated if self.turns is None else self.turns.can_open_early):
                 return Pushed(NO_FRAMES, 0, 0, context)
-            return self.gate.change(self._open_early, context)
+            return self.gate.change(self._guarded, self._open_early, NO_FRAMES, context)
 
-    def _open_early(self, context: Context) -> Pushed:
+    def _open_early(self, _: FrameRun, context: Context) -> Pushed:
+        gate, rounds = self.gate, self.turns
         self.check_ready()
-        self.gate.check_may_open()
-        return self._open(context.rates.at(self.gate.global_step, self.pipeline.last_rates), context)
+        gate.check_may_open()
+        if rounds is None:
+            return self._open(context.rates.at(gate.global_step, self.pipeline.last_rates), context)
+        while not gate.is_due():  # the workers without a frame have no turn in this step
+            if (frame := rounds.head()) is None:
+                rounds.pass_over(counts=rounds.is_absent)
+            else:
+                self._added(frame)
+                rounds.enter_head()
+        return self._open(context.rates.at(gate.global_step, rounds.rates), context)
 
     def _open(self, values: tuple[float, ...], context: Context) -> Pushed:
         """Open the gate without a frame."""
@@ -312,9 +414,11 @@ class EngineCore:
         """
         with self.still():
             gate = self.gate
-            state, num_frames = gate.get_state(), gate.num_accumulated
+            state, num_frames = gate.get_state(), self.num_pending
             stepped = {**state, "global_step": gate.global_step + 1, "num_accumulated": 0, "contributors": []}
             gate.set_state(stepped, self.pipeline.drain)
+            if self.turns is not None:
+                self.turns.drop()
 
             def write() -> Mapping[str, Int64]:
                 self.pipeline.time = time
@@ -424,7 +528,7 @@ class EngineCore:
         """Update the tables by the buffered frames, and count the opening of the gate."""
         self.gate.check_may_open()
         counters, step, dynamic = pushed.context.counters, self.gate.global_step, self.tables.dynamic
-        counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
+        counters.held_bytes = max(counters.held_bytes, self.held_bytes)
         if dynamic:
             clock = step - self.clock_offset
             dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
@@ -439,6 +543,13 @@ class EngineCore:
         pushed.changed = coalesced
         self.last_rates, counters.steps = rates, counters.steps + 1
         self.gate.count_opening()
+        if self.turns is not None:
+            self.turns.opened()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the sums, and of the frames that wait for their turn."""
+        return self.pipeline.nbytes + (0 if self.turns is None else self.turns.nbytes)
 
     def _notify(self, pushed: Pushed) -> None:
         for observer in self.observers:
@@ -451,7 +562,7 @@ class EngineCore:
 def create_core(
     config: EmbeddingConfig,
     tables: TableSet,
-    num_required: int | None,
+    policy: GatePolicy,
     reduction: str,
     seed: int,
     team: ThreadTeam,
@@ -460,9 +571,9 @@ def create_core(
     mean = reduction == "mean"
     stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:
-        return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
+        return EngineCore(config, tables, Pipeline(stores, team), policy, reduction, seed)
     create: Callable[..., EngineCore] = import_module(PROCESSES["core"]).create_core
-    return create(config, tables, stores, num_required, reduction, seed, team)
+    return create(config, tables, stores, policy, reduction, seed, team)
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

@@ -37,11 +37,13 @@ class Gate(GateCounts):
 
     num_required : contributions that make it due; None: takers in a queue decide (``TakerGate``)
     global_step : openings so far, or the value of the last ``set_global_step``
+    max_staleness : steps that a contribution may be behind
     counted : noun for the contributions, in messages
     clock : seconds, used only by ``explain``
 
     num_accumulated : contributions admitted since the last opening
     steps : the global steps at which it can open
+    waits : returns what else an opening waits for, for ``explain``
     process : that created it; is_torn : this process was forked from that one in the middle of a change
 
     Thread-safe.
@@ -52,14 +54,16 @@ class Gate(GateCounts):
         num_required: int | None = None,
         global_step: int = 0,
         *,
+        max_staleness: int = 0,
         counted: str = "frames",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(num_required, global_step)
+        super().__init__(num_required, global_step, max_staleness)
         self._counted = counted
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
         self._is_changing = False
+        self.waits: Callable[[], str] = str
         self._contributors: Counter[Contributor] = Counter()
         self._stale = Stale()
         self._last_stale = 0.0
@@ -74,10 +78,10 @@ class Gate(GateCounts):
         """
         return self._change(work, arguments)
 
-    def count_stale(self, local_step: int | None, contributor: Contributor) -> None:
-        """Count a contribution as stale."""
+    def count_stale(self, local_step: int | None, contributor: Contributor, expected: int | None = None) -> None:
+        """Count a contribution as stale. expected : the first step that would take it; None: the present one"""
         assert local_step is not None
-        self._stale.count(contributor, local_step, self.global_step)
+        self._stale.count(contributor, local_step, self.global_step if expected is None else expected)
         self._last_stale = self._clock()
 
     def count_contribution(self, contributor: Contributor) -> None:
@@ -142,8 +146,8 @@ class Gate(GateCounts):
         return self.num_required
 
     def _waiting(self) -> str:
-        """Return what else waits for an opening, for ``explain``."""
-        return ""
+        """Return what else an opening waits for, for ``explain``."""
+        return self.waits()
 
     def get_state(self) -> dict[str, Any]:
         """Return counts and step as plain data."""

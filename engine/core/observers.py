@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.base.errors import CapacityError
+from penstock.base.errors import PenstockError
 from penstock.base.validation import INT64_MAX
 from penstock.model.frames import Coalesced, Frame, FrameRun, Int64
 from penstock.model.learning_rates import LearningRates
@@ -51,7 +51,7 @@ class Pushed:
     is_stale : of the only frame
     seconds : of each step
     changed : for observers: by table, what has the ids of the rows that the steps have changed
-    full : why the gate is due and did not open: no frame can enter before it does; None: it is not
+    full : why the gate could not open: no frame can enter before it does; None: nothing prevents it
     """
 
     run: FrameRun
@@ -61,7 +61,7 @@ class Pushed:
     is_stale: bool = False
     seconds: Sequence[float] = ()
     changed: Mapping[str, Sequence[Coalesced | FrameSteps]] = field(default_factory=dict)
-    full: CapacityError | None = None
+    full: PenstockError | None = None
 
     @property
     def num_frames(self) -> int:
@@ -77,7 +77,7 @@ class Pushed:
         return self.run.frame_at(self.first)
 
     def check(self) -> Pushed:
-        """Raise CapacityError if the gate is full."""
+        """Raise the error that keeps the gate from opening."""
         if self.full is not None:
             raise self.full
         return self
