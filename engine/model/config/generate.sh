@@ -14,5 +14,5 @@ trap 'rm -rf "$out"' EXIT
 # protoc leaves Mapping bare, which a strict type checker refuses, and takes the virtual path for the package.
 for made in "$out"/penstock/config/*_pb2.py*; do
     sed -e 's/_Mapping\]/_Mapping[str, object]]/g' -e 's/^from penstock.config import/from penstock.model.config import/' \
-        "$made" > "engine/model/config/$(basename "$made")"
+        -e "s/'penstock.config\./'penstock.model.config./" "$made" > "engine/model/config/$(basename "$made")"
 done

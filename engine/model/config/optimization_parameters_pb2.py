@@ -29,7 +29,7 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-penstock/config/o
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.config.optimization_parameters_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.model.config.optimization_parameters_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIPPINGLIMITS']._serialized_start=95

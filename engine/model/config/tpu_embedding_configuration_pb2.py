@@ -29,7 +29,7 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1penstock/config/t
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.config.tpu_embedding_configuration_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.model.config.tpu_embedding_configuration_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TPUEMBEDDINGCONFIGURATION']._serialized_start=115
