@@ -190,7 +190,7 @@ class FeatureSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., combiner: _Optional[str] = ..., max_sequence_length: _Optional[int] = ..., feature_id: _Optional[int] = ...) -> None: ...
 
 class GateSettings(_message.Message):
-    __slots__ = ("num_required", "reduction")
+    __slots__ = ("num_required", "reduction", "max_staleness", "rounds")
     class Reduction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[GateSettings.Reduction]
@@ -199,11 +199,24 @@ class GateSettings(_message.Message):
     UNSPECIFIED: GateSettings.Reduction
     MEAN: GateSettings.Reduction
     SUM: GateSettings.Reduction
+    class Rounds(_message.Message):
+        __slots__ = ("workers", "names", "ahead")
+        WORKERS_FIELD_NUMBER: _ClassVar[int]
+        NAMES_FIELD_NUMBER: _ClassVar[int]
+        AHEAD_FIELD_NUMBER: _ClassVar[int]
+        workers: int
+        names: _containers.RepeatedScalarFieldContainer[str]
+        ahead: int
+        def __init__(self, workers: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., ahead: _Optional[int] = ...) -> None: ...
     NUM_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     REDUCTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     num_required: int
     reduction: GateSettings.Reduction
-    def __init__(self, num_required: _Optional[int] = ..., reduction: _Optional[_Union[GateSettings.Reduction, str]] = ...) -> None: ...
+    max_staleness: int
+    rounds: GateSettings.Rounds
+    def __init__(self, num_required: _Optional[int] = ..., reduction: _Optional[_Union[GateSettings.Reduction, str]] = ..., max_staleness: _Optional[int] = ..., rounds: _Optional[_Union[GateSettings.Rounds, _Mapping[str, object]]] = ...) -> None: ...
 
 class ColumnSettings(_message.Message):
     __slots__ = ("role", "name")
