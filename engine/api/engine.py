@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Contributor, time_given
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import Rates
 from penstock.model.options import AnyPath, RunOptions, StageOptions
@@ -65,6 +66,12 @@ class Engine(TableAccess):
     shared : str, path or None
         A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
         processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
+    workers : int, sequence of str or None
+        In place of ``num_required``, rounds (docs/gates.md): a step takes one frame of each worker, summed in their
+        order. A number N for the contributors "rank-0" to "rank-(N-1)" or 0 to N - 1, or their names. None: the
+        configuration's rounds, if it has any.
+    max_staleness : int or None
+        How many steps a frame may be behind, at least 0. None: the configuration's, else 0, as in TensorFlow.
 
     Attributes
     ----------
@@ -114,15 +121,17 @@ class Engine(TableAccess):
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
         shared: AnyPath | SharedFolder | None = None,
+        workers: int | Sequence[str] | None = None,
+        max_staleness: int | None = None,
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
-        num_required = None if num_required is None else whole("num_required", num_required, 1)
+        policy = GatePolicy.of(config.gate_policy, num_required, workers, max_staleness)
         team = ThreadTeam(threads)
         self._folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
         allocate = None if self._folder is None else self._folder.allocate
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
-        self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
+        self.core = create_core(config, tables, policy, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(tables)
         self.core.observe(self.watch)
@@ -132,7 +141,7 @@ class Engine(TableAccess):
             self.core, partial(self.watch.timed, "save"), self.watch.counters, in_job, self._durable
         )
         self.core.observe(self.session)
-        self.gate = FrameGate(self.core.gate)
+        self.gate = FrameGate(self.core)
         self._exchange = Exchange(config, self.core)
         if self._folder is not shared:
             self.publish()  # a caller that opened the folder does so once all rows are set
@@ -521,6 +530,8 @@ class Engine(TableAccess):
             None: as saved; else it must be the same.
         reduction : {"mean", "sum"} or None
             None: as saved; else it must be the same.
+        workers, max_staleness
+            None: as saved; others only if the gate holds no frames.
         share : (int, int) or None
             (rank, count): only a share of the rows, whatever the number of shares that made the commit.
         version : str, int or None

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -27,6 +28,7 @@ from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
 from penstock.model.frames import FrameRun
+from penstock.model.gate_policy import named_by_source
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import AnyPath, StageOptions
 from penstock.model.stats import Counters, Report
@@ -64,8 +66,10 @@ class SourceRun:
         self._max_stale = None if options.max_stale is None else fraction("max_stale", options.max_stale)
         self._rates = LearningRates(core.config.num_tags, options.learning_rates, core.config.schedules)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
+        # In rounds, a source after the other would keep all frames of the first one waiting.
+        merge = "round" if core.turns is not None and options.merge is None else options.merge
         read = ReadOptions.of_config(
-            core.config, vars(options), on_bad_row=mode, rates_needed=self._rates.missing, unvalidated=True
+            core.config, vars(options), on_bad_row=mode, rates_needed=self._rates.missing, unvalidated=True, merge=merge
         )
         self._reader = FrameReader(options.source, read)
         self._ahead = None
@@ -163,7 +167,7 @@ class SourceRun:
         core, context = self._core, self._context
         reading, summing = self._telemetry.timed("read"), self._telemetry.timed("sum")
         with closing(self._reader.numbered_runs()) as numbered, ExitStack() as stack:
-            runs: Runs = core.rounds(self._limited(numbered, saving.remaining(self._limit)), context)
+            runs: Runs = core.rounds(self._limited(self._named(numbered), saving.remaining(self._limit)), context)
             with reading:
                 saving.skip(((number, run.frame()) for number, run in runs), self._limit)
             if core.gate.is_due():  # a full table refused the step, when it had fewer rows
@@ -177,12 +181,21 @@ class SourceRun:
                     if (item := next(runs, None)) is None:
                         return
                 context.source, run = item
+                if run.is_void and core.turns is not None and run.frame().position:  # a message without a frame
+                    run = FrameRun.of(replace(run.frame(), is_void=False))
                 if run.is_void:
                     self._pass_over(run, saving)
                     continue
                 with summing:
                     pushed = core.push(run, context)
                 yield pushed.check()
+
+    def _named(self, runs: Runs) -> Runs:
+        """Return the frames with the workers of their sources, where these are the workers in their order."""
+        turns = self._core.turns
+        if turns is None or len(self._reader.sources) != turns.names.count:
+            return runs
+        return named_by_source(runs, [turns.names.name(number) for number in range(turns.names.count)])
 
     def _pass_over(self, run: FrameRun, saving: RunCommits) -> None:
         """Count a void frame, or commit during a pause."""
@@ -228,7 +241,7 @@ class SourceRun:
         with core.gate.still():
             return counters.report(
                 seconds,
-                pending=core.gate.num_accumulated,
+                pending=core.num_pending,
                 global_step=core.global_step,
                 verified=self._reader.verified,
                 unverified=self._reader.unverified,

@@ -138,6 +138,11 @@ def rows_of_a_frame(text: str) -> int | str:
     return text if text == "batch" else whole(1)(text)
 
 
+def workers_of_rounds(text: str) -> int | tuple[str, ...]:
+    """Parse ``--workers``: a number, or names."""
+    return whole(1)(text) if text.isdecimal() else tuple(text.split(","))
+
+
 def all_or_names(text: str) -> bool | list[str]:
     """Parse ``--delta-slots``."""
     return text == "all" or text.split(",")

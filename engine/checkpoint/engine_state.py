@@ -24,7 +24,8 @@ def describe(core: EngineCore, ledger: Ledger) -> CommitContents:
         CLOCK_OFFSET: core.clock_offset,
         "tables": [described(spec) for spec in core.config.tables],
         "programs": core.tables.programs.get_state(),
-        "num_required": core.gate.num_required,
+        "num_required": core.policy.num_required,
+        **core.policy.get_state(),
         "reduction": core.reduction,
         "seed": core.seed,
         "learning_rates": core.last_rates,
@@ -32,6 +33,7 @@ def describe(core: EngineCore, ledger: Ledger) -> CommitContents:
         **ledger.files.commit(),
         "counters": ledger.totals.get_state(),
         "gate": core.gate.get_state(),
+        **({} if core.turns is None else {"turns": core.turns.get_state()}),
         "pipeline": core.pipeline.get_state(),
         "config": encoded(core.config),
         "python": _only_in_python(core.config),
@@ -40,6 +42,12 @@ def describe(core: EngineCore, ledger: Ledger) -> CommitContents:
     stores = core.pipeline.stores.items()
     held = core.tables.held
     records = [Record("store", {"table": name}, held.by_id(name, store.get_state())) for name, store in stores]
+    for header, arrays in () if core.turns is None else core.turns.records():
+        by_id = {
+            key: held.ids(header["tables"][int(key.partition(".")[0])], array) if key.endswith(".ids") else array
+            for key, array in arrays.items()
+        }
+        records.append(Record("early", header, by_id))
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
     # Two rollbacks to one commit write equal rows: the record tells their files apart.

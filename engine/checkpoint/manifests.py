@@ -72,6 +72,9 @@ _MANIFEST = {
     "table_changes?": [_CHANGE],
     "programs": {str: {"variant": str}},
     "num_required": int,
+    "max_staleness?": int,
+    "rounds?": {"ahead": int},
+    "turns?": {"taken": int, "early": int, "next": [list], "rates": [list], "absent": {str: int}},
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),
@@ -170,6 +173,12 @@ def _shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def num_pending(contents: Mapping[str, Any]) -> int:
+    """Return how many frames the gate of a commit holds."""
+    turns = contents.get("turns")
+    return int(contents["gate"]["num_accumulated"] if turns is None else turns["taken"] + turns["early"])
 
 
 @contextmanager

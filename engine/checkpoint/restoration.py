@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError
+from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError, listed
 from penstock.checkpoint.arrays import rows_of
-from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, num_pending, trusting
 from penstock.checkpoint.parts import check_complete, directories_of, files_for
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.store import Commit, Folder
@@ -23,6 +23,7 @@ from penstock.core.engine_core import EngineCore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.text_format import parse_stored
 from penstock.model.frames import Float32, Int64
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.options import AnyPath, TableChangeOptions
 from penstock.rows.bridge.variants import VARIANTS
 from penstock.rows.derived_slots import DerivedSlots
@@ -45,6 +46,8 @@ class RestoreOptions(TableChangeOptions):
     config: EmbeddingConfig | None = None
     num_required: int | None = None
     reduction: str | None = None
+    workers: int | Sequence[str] | None = None
+    max_staleness: int | None = None
     share: tuple[int, int] | None = None
     version: str | int | None = None
     shared: AnyPath | SharedFolder | None = None
@@ -104,10 +107,13 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
             for variant in variants.values():
                 if variant not in VARIANTS:
                     raise StateError(f"{place}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")
+            policy = _policy_of(options, commit, place)
             engine = make(
                 restored_config,
                 mesh,
-                num_required=commit.contents["num_required"],
+                num_required=policy.num_required if policy.workers is None else None,
+                workers=policy.workers,
+                max_staleness=policy.max_staleness,
                 reduction=commit.contents["reduction"],
                 seed=seed,
                 threads=options.threads,
@@ -122,6 +128,25 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
         return engine
 
     return chosen.read(read)
+
+
+def _policy_of(options: RestoreOptions, commit: Commit, place: str) -> GatePolicy:
+    """Return what opens the gate: the saved policy, or another one if it holds no frames. Raises StateError."""
+    saved = GatePolicy.from_state(commit.contents)
+    policy = GatePolicy.of(saved, None, options.workers, options.max_staleness)
+    pending = num_pending(commit.contents)
+    if policy.workers != saved.workers and pending:
+        raise StateError(
+            f"{place}: {pending} frames in its gate wait for {_of(saved)}, not {_of(policy)}; --flush them with the same"
+        )
+    return policy
+
+
+def _of(policy: GatePolicy) -> str:
+    """Return what a gate waits for, as text."""
+    if policy.workers is None:
+        return f"{policy.num_required} frames of any producer"
+    return f"workers {policy.workers if isinstance(policy.workers, int) else listed(policy.workers)}"
 
 
 def _is_distributed_alike(contents: Mapping[str, Any], config: EmbeddingConfig) -> bool:
@@ -186,6 +211,8 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
         core.pipeline.set_state(contents["pipeline"])
 
     core.gate.set_state(contents["gate"], put)
+    if core.turns is not None and GatePolicy.from_state(contents).workers == core.policy.workers:
+        core.turns.set_state(contents["turns"], _early_frames(core, folder, commit, changed))
     core.changed_step = int(contents["changed_step"])
     core.set_clock_offset(contents[CLOCK_OFFSET])
     lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}
@@ -216,6 +243,31 @@ def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArra
     return {
         table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in stores.items()
     }
+
+
+def _early_frames(
+    core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTables
+) -> list[tuple[Mapping[str, Any], dict[str, npt.NDArray[Any]]]]:
+    """Return the frames that wait for their turn, each with its rows of all shares. Raises StateError."""
+    frames: dict[tuple[int, int], tuple[Mapping[str, Any], dict[str, list[npt.NDArray[Any]]]]] = {}
+    for record in folder.records(commit, commit.last_files):
+        if record.kind == "early":
+            tables = record.header["tables"]
+            if any(changed.names.get(table) != table for table in tables):
+                raise StateError(
+                    f"{folder.path}, commit {commit.number}: frames that wait for their turn have rows of tables that "
+                    "are renamed or gone: --flush them with the configuration before"
+                )
+            _, arrays = frames.setdefault((record.header["worker"], record.header["turn"]), (record.header, {}))
+            for number, table in enumerate(tables):
+                ids, (grads,) = core.tables.held.select(
+                    table, record.arrays[f"{number}.ids"], [record.arrays[f"{number}.grads"]]
+                )
+                arrays.setdefault(f"{number}.ids", []).append(ids)
+                arrays.setdefault(f"{number}.grads", []).append(grads)
+    return [
+        (header, {key: np.concatenate(parts) for key, parts in arrays.items()}) for header, arrays in frames.values()
+    ]
 
 
 def _num_ids(sums: Mapping[str, npt.NDArray[Any]]) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.base.errors import StateError
 from penstock.checkpoint.arrays import records_of, rows_in
-from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, num_pending, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
@@ -120,7 +120,7 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
                 files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
             commit = Commit(number, (*target.chain, *files), contents)
             folder.publish_commit(commit)
-            return Rollback(target, commit.step, int(newest.contents["gate"]["num_accumulated"]))
+            return Rollback(target, commit.step, num_pending(newest.contents))
         except BaseException:
             with suppress(OSError, StateError):
                 folder.tidy()  # removes what no manifest lists
@@ -157,7 +157,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
     """Return the contents of the newest commit, one step later, with an empty gate and the clock of the target."""
     before, step = newest.contents, newest.step + 1
     counters, time = dict(before["counters"]), target.contents["pipeline"].get("time")
-    if dropped := before["gate"]["num_accumulated"]:
+    if dropped := num_pending(before):
         counters["rolled_back"] += dropped
     pipeline = {name: value for name, value in before["pipeline"].items() if name != "time"}
     positions, lineage = before["positions"], Lineage.from_state(before["positions"])
@@ -168,6 +168,9 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         "global_step": step,
         "changed_step": step,
         "gate": {**before["gate"], "global_step": step, "num_accumulated": 0, "contributors": []},
+        **(
+            {"turns": {**before["turns"], "taken": 0, "early": 0, "next": [], "rates": []}} if "turns" in before else {}
+        ),
         "pipeline": pipeline if time is None else {**pipeline, "time": time},
         "counters": counters,
         "positions": positions,

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from penstock.base.errors import StateError, UsageError, UsageTypeError, listed
+from penstock.checkpoint.manifests import num_pending
 from penstock.checkpoint.store import Commit
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.specs import TableSpec
@@ -322,7 +323,7 @@ class _Comparison:
         differing = self._differing(name, old)
         if "dynamic" in old and "dynamic" not in new:
             there, here = "is dynamic", "not"
-        elif "dynamic" in new and "dynamic" not in old and self._contents["gate"]["num_accumulated"]:
+        elif "dynamic" in new and "dynamic" not in old and num_pending(self._contents):
             raise StateError(
                 f"{self._place}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.base.errors import UsageError, close_names
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.options import options_of
 
 # One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
@@ -165,6 +166,11 @@ def add_flag(to: Any, name: str) -> None:
 def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
     """Return the flags that are options of some concerns in a mode, as keywords."""
     return {name: getattr(args, name) for name in options_of(mode, *concerns) if name in args}
+
+
+def policy_of(args: argparse.Namespace, config: EmbeddingConfig) -> GatePolicy:
+    """Return what opens the gate, by the flags and the configuration. Raises UsageError."""
+    return GatePolicy.of(config.gate_policy, args.num_required, args.workers, args.max_staleness)
 
 
 # The repeated flags whose values are pairs, by the name of their mapping: the form of a value, the types of both sides.

@@ -18,7 +18,7 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import ConfigError, InputError, StateError, UsageError
 from penstock.base.filesystem.file_stores import place_of
 from penstock.base.flag_values import local_path
-from penstock.checkpoint.manifests import trusting
+from penstock.checkpoint.manifests import num_pending, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.table_changes import changes_in
 from penstock.checkpoint.versions import NamedCommit
@@ -151,7 +151,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     commit = version.read(folder.checked)
     contents, num_bytes = commit.contents, commit.num_bytes
     sources = [{"source": name, "frames": frames} for name, frames, *_ in contents["positions"]["sources"]]
-    step, pending = contents["global_step"], contents["gate"]["num_accumulated"]
+    step, pending = contents["global_step"], num_pending(contents)
     listed = f"commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits"
     out.say(f"{place_of(path)}: checkpoint, {f'commit {commit.number}, every digest fits' if version.name else listed}")
     out.say(f"  step {count(step)}, {count(pending)} of {contents['num_required']} frames in the gate")

@@ -17,6 +17,7 @@ from penstock.cli.command_line import (
     add_flags,
     check_reading,
     keywords_of,
+    policy_of,
 )
 from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.io.decoding.reader import FrameReader
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
             {"min_count": args.min_count, "expire_after": args.expire},
             {"device_bytes": args.device_bytes, "look_ahead": args.look_ahead},
         ),
-        num_required=args.num_required,
+        policy=policy_of(args, config),
         seed=args.seed,
         threads=args.threads,
         sample=args.sample,
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
 
 def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str, str]) -> None:
     """Print what became of keys and rows under every choice."""
-    counters, pending = planner.counters, planner.gate.num_accumulated
+    counters, pending = planner.counters, planner.num_pending
     notes = list(counters.notes(first_bad))
     if planner.is_over:
         unread = "" if planner.read_all else "; the rest of the sources was not read"

@@ -81,7 +81,7 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     ``Engine.publish`` shows the rows of --shared.
     """
     mesh = make_devices(args.devices)
-    gate = {"num_required": args.num_required, "reduction": args.reduction}
+    gate = {name: getattr(args, name) for name in ("num_required", "workers", "max_staleness", "reduction")}
     changes = keywords_of(args, "restore", TableChangeOptions)
     folder = None if args.shared is None else SharedFolder(args.shared)
     if args.resume and Folder(args.checkpoint).numbers():

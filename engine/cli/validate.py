@@ -17,6 +17,7 @@ from penstock.cli.command_line import (
     add_sources,
     check_reading,
     keywords_of,
+    policy_of,
 )
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
@@ -27,6 +28,7 @@ from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import Counters, too_stale
@@ -79,8 +81,9 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:
             keys = KeyChecks(config if memory else None)
-            required = args.num_required or config.gate_num_required or 1
-            walked = walk(checks, options, required, stores_of(config) if memory else {}, args, keys, out)
+            walked = walk(
+                checks, options, policy_of(args, config), stores_of(config) if memory else {}, args, keys, out
+            )
             walked |= keys.say(out)
     stale_errors = walked.pop("stale_errors", [])
     of_config = [str(finding) for finding in findings if finding.severity == "error"]
@@ -209,7 +212,7 @@ def stores_of(config: EmbeddingConfig) -> dict[str, TableStore]:
 def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
-    num_required: int,
+    policy: GatePolicy,
     stores: Mapping[str, TableStore],
     args: argparse.Namespace,
     keys: KeyChecks,
@@ -227,7 +230,7 @@ def walk(
             keys.open(gate.global_step, pipeline)
         total.steps += 1
 
-    trial = TrialGate(num_required, pipeline, on_open)
+    trial, names = TrialGate(policy, pipeline, on_open), policy.names_of_sources(len(checks))
     gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:
@@ -235,7 +238,7 @@ def walk(
             if frame.is_void:
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
-            frame, admitted = trial.admit(frame)
+            frame, admitted = trial.admit(frame if names is None else frame.named(names[number]))
             trial.open()
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
@@ -244,7 +247,7 @@ def walk(
     for check in checks:
         check.end()
         check.say(out)
-    pending = gate.num_accumulated
+    pending = trial.num_pending
     out.say(f"{'frames':8}  {frames_text(total.frames, total.steps, total.stale, pending)}")
     if total.stale:
         out.say(f"{'stale':8}  {total.stale_note('would be')}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from penstock.base.errors import StateError
+from penstock.base.errors import StateError, UsageError
 from penstock.base.validation import whole
-from penstock.core.gate import Gate
+from penstock.core.engine_core import EngineCore
 from penstock.model.stats import Stale
 
 
@@ -16,8 +16,8 @@ class FrameGate:
 
     Parameters
     ----------
-    gate : Gate
-        The engine's gate.
+    core : EngineCore
+        The engine's core.
 
     Examples
     --------
@@ -30,8 +30,8 @@ class FrameGate:
     FrameGate(1 of 2 frames in ('worker-0': 1); global step 0)
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, core: EngineCore) -> None:
+        self._core, self._gate = core, core.gate
 
     def take(self, *_: Any, **__: Any) -> NoReturn:
         """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw.
@@ -53,8 +53,8 @@ class FrameGate:
 
     @property
     def num_accumulated(self) -> int:
-        """Number of frames admitted since the gate last opened."""
-        return self._gate.num_accumulated
+        """Number of frames that were admitted and that no step has applied."""
+        return self._core.num_pending
 
     @property
     def global_step(self) -> int:
@@ -67,7 +67,7 @@ class FrameGate:
         return self._gate.stale
 
     def is_stale(self, local_step: int | None) -> bool:
-        """Return whether a frame of this step would be dropped as stale; one without a step never is.
+        """Return whether a frame of this step is too far behind; one without a step never is.
 
         Parameters
         ----------
@@ -96,7 +96,15 @@ class FrameGate:
         ----------
         global_step : int
             Frames with a smaller step are stale from now on.
+
+        Raises
+        ------
+        UsageError
+            If frames of workers wait in a round.
         """
+        turns = self._core.turns
+        if turns is not None and turns.num_pending:
+            raise UsageError(f"set_global_step: {turns.num_pending} frames wait in a round; flush them first")
         self._gate.set_global_step(global_step)
 
     def still(self) -> AbstractContextManager[Any]:

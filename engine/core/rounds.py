@@ -95,9 +95,7 @@ class Rounds:
         """Warn once of a frame of a step that has one of the same worker already."""
         if not self._warned:
             self._warned = True
-            report(
-                logging.WARNING, "second_frame", contributor=frame.contributor, step=frame.local_step, expected=turn
-            )
+            report(logging.WARNING, "second_frame", contributor=frame.contributor, step=frame.local_step, expected=turn)
 
     def _note(self, worker: int, turn: int, frame: Frame) -> None:
         self.names.see(frame.contributor)
@@ -237,6 +235,7 @@ class Rounds:
         return {
             "spelling": self.names.spelling,
             "taken": self.num_taken,
+            "early": self.num_early,
             "next": sorted(self._next.items()),
             "rates": [[step, list(rates), name] for step, (rates, name) in self._rates.items()],
             "absent": dict(self.absent),
@@ -266,7 +265,9 @@ class Rounds:
                     arrays[f"{number}.grads"] = np.concatenate(grads)
                 yield header, arrays
 
-    def set_state(self, state: Mapping[str, Any], frames: Sequence[tuple[Mapping[str, Any], Mapping[str, Array]]]) -> None:
+    def set_state(
+        self, state: Mapping[str, Any], frames: Sequence[tuple[Mapping[str, Any], Mapping[str, Array]]]
+    ) -> None:
         """Restore the state and the frames that wait."""
         self._clear()
         self.names.spelling = state["spelling"]

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from penstock.core.gate import Gate
 from penstock.core.pipeline import BadRowsError, Pipeline
+from penstock.core.rounds import Rounds
 from penstock.model.frames import Frame
+from penstock.model.gate_policy import GatePolicy
 
 
 class TrialGate:
@@ -14,34 +16,83 @@ class TrialGate:
 
     pipeline : sums the frames between two openings; None: nothing does
     on_open : called at every opening, before the sums are dropped
+
+    turn : the step that takes the last frame that was admitted
     """
 
-    def __init__(self, num_required: int, pipeline: Pipeline | None, on_open: Callable[[], object]) -> None:
-        self.gate, self.pipeline, self._on_open = Gate(num_required), pipeline, on_open
+    def __init__(self, policy: GatePolicy, pipeline: Pipeline | None, on_open: Callable[[], object]) -> None:
+        self.gate = Gate(policy.num_required, max_staleness=policy.max_staleness)
+        self.turns = None if policy.workers is None else Rounds(policy, self.gate)
+        self.pipeline, self._on_open, self.turn = pipeline, on_open, 0
+
+    @property
+    def num_pending(self) -> int:
+        """Frames that were admitted, and that no opening has taken."""
+        return self.gate.num_accumulated if self.turns is None else self.turns.num_pending
 
     def admit(self, frame: Frame) -> tuple[Frame, bool]:
         """Take one frame; ``open`` must follow. Returns it without bad rows, and whether it was admitted, or stale.
 
-        Raises InputError for a bad row.
+        Raises InputError for a bad row, and for a frame that rounds refuse.
         """
-        if self.gate.is_stale(frame.local_step):
+        worker, turn, is_stale = 0, self.gate.global_step, self.gate.is_stale(frame.local_step)
+        if self.turns is not None:
+            worker, turn, is_stale = self.turns.place(frame)
+        if is_stale:
             if self.pipeline is not None:
                 frame = frame.audited()
-            self.gate.count_stale(frame.local_step, frame.contributor)
+            self.gate.count_stale(frame.local_step, frame.contributor, turn)
             return frame, False
+        self.turn = turn
+        if self.turns is not None and not self.turns.is_next(worker, turn):
+            frame = frame.audited()
+            self.turns.wait(worker, turn, frame)
+            return frame, True
         try:
             if self.pipeline is not None:
                 self.pipeline.add(frame)
         except BadRowsError as error:
             return self.admit(error.repaired(frame))
-        self.gate.count_contribution(frame.contributor)
+        if self.turns is None:
+            self.gate.count_contribution(frame.contributor)
+        else:
+            self.turns.enter(worker, turn, frame)
         return frame, True
 
     def open(self, early: bool = False) -> None:
-        """Open the gate if it is due. early : also if it only has a frame"""
-        if self.gate.num_accumulated if early else self.gate.is_due():
-            self.gate.check_may_open()
-            self._on_open()
+        """Open the gate as often as it is due. early : then once more, if there is a frame"""
+        self._take_turns(False)
+        while self.gate.is_due():
+            self._open()
+            self._take_turns(False)
+        if early and (self.gate.num_accumulated if self.turns is None else self.turns.can_open_early):
+            self._take_turns(True)
+            self._open()
+
+    def _open(self) -> None:
+        self.gate.check_may_open()
+        self._on_open()
+        if self.pipeline is not None:
+            self.pipeline.drain()
+        self.gate.count_opening()
+        if self.turns is not None:
+            self.turns.opened()
+
+    def _take_turns(self, early: bool) -> None:
+        """Take the turns of rounds that can be taken. early : also those of workers without a frame"""
+        turns = self.turns
+        while turns is not None and not self.gate.is_due():
+            if (frame := turns.head()) is not None:
+                self._add(frame)
+                turns.enter_head()
+            elif early or turns.is_absent:
+                turns.pass_over(counts=turns.is_absent)
+            else:
+                return
+
+    def _add(self, frame: Frame) -> None:
+        try:
             if self.pipeline is not None:
-                self.pipeline.drain()
-            self.gate.count_opening()
+                self.pipeline.add(frame)
+        except BadRowsError as error:
+            self._add(error.repaired(frame))

@@ -128,6 +128,14 @@ class Frame:
         """Return this frame, fully validated. Raises InputError."""
         return self if self.audit is None else self.audit()
 
+    def named(self, contributor: Contributor) -> Frame:
+        """Return this frame with a contributor, if it has none."""
+        if contributor is None or self.contributor is not None:
+            return self
+        audit = self.audit and (lambda: replace(self.audited(), contributor=contributor))
+        reject = self.reject and (lambda overflows: replace(self.without(overflows), contributor=contributor))
+        return replace(self, contributor=contributor, audit=audit, reject=reject)
+
     def without(self, overflows: Overflows) -> Frame:
         """Return this frame, which has no audit, without rows at which a sum leaves the finite range.
 

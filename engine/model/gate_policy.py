@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.base.errors import InputError, UsageError, UsageTypeError, listed
 from penstock.base.validation import whole
-from penstock.model.frames import Contributor
+from penstock.model.frames import Contributor, FrameRun
 
 # Frames of one worker that may wait for those of others, unless the configuration says otherwise.
 AHEAD = 2
@@ -62,6 +62,10 @@ class GatePolicy:
         """The names of the workers, as messages say them before one was seen; None: no rounds."""
         return tuple(f"rank-{n}" for n in range(self.workers)) if isinstance(self.workers, int) else self.workers
 
+    def names_of_sources(self, num_sources: int) -> list[str] | None:
+        """Return the workers that sources without contributors are, in their order; None if they are not."""
+        return list(self.names) if self.names is not None and len(self.names) == num_sources else None
+
     def get_state(self) -> dict[str, Any]:
         """Return what a commit says of it besides ``num_required``; nothing if that is all."""
         state: dict[str, Any] = {"max_staleness": self.max_staleness} if self.max_staleness else {}
@@ -96,6 +100,16 @@ def checked_workers(workers: Any) -> Workers:
     if not names or len({*names}) < len(names):
         raise UsageError(f"workers: expected names that differ, got {listed(names) or 'none'}")
     return names
+
+
+def named_by_source(runs: Iterator[tuple[int, FrameRun]], names: Sequence[str]) -> Iterator[tuple[int, FrameRun]]:
+    """Yield the frames of a run; those without a contributor have the name of their source's worker."""
+    for number, run in runs:
+        frame = run.only
+        if frame is not None and (frame.contributor is not None or (frame.is_void and not frame.position)):
+            yield number, run
+        else:
+            yield number, FrameRun.of(run.frame().named(names[number]))
 
 
 class WorkerNames:

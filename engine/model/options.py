@@ -30,6 +30,7 @@ from penstock.base.flag_values import (
     option,
     rows_of_a_frame,
     whole,
+    workers_of_rounds,
 )
 
 if TYPE_CHECKING:
@@ -178,6 +179,20 @@ class GateOptions:
     reduction: str | None = option(
         "mean: divide a row's sum by the frames that contain it; sum: do not (default: the configuration's or mean)",
         flag=Flag(choices=("mean", "sum")),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOptions:
+    """Which frames the gate of one engine takes."""
+
+    workers: int | tuple[str, ...] | None = option(
+        "in place of num_required, rounds: a step takes one frame of each worker, in their order: N for the "
+        "contributors rank-0 … or 0 …, or their names",
+        flag=Flag("N|NAME,NAME", workers_of_rounds, pages=("explanation/gates.md",)),
+    )
+    max_staleness: int | None = option(
+        "steps that a frame may be behind (default: the configuration's, or 0)", flag=Flag("N", whole())
     )
 
 
@@ -484,6 +499,7 @@ CONCERNS: dict[type, tuple[str, frozenset[str]]] = {
     ReadingOptions: ("reading", READS),
     OneReaderOptions: ("reading", READS - JOB),
     GateOptions: ("the gate", EVERYWHERE),
+    RoundOptions: ("the gate", frozenset({"run", "serve", "check"})),
     SteppingOptions: ("the gate", READS),
     SourceOptions: ("the gate", RUNS - JOB),
     CommittingOptions: ("checkpoint", ENGINES),

@@ -157,9 +157,8 @@ class LookAhead:
         options = {"is_share": tables.held.is_share, "sums": False, "count_rows": False}
         stores = {name: store_of(specs[name], **options) for name in self._tables}
         with core.gate.still():
-            assert core.gate.num_required is not None
             pipeline = Pipeline(stores, ThreadTeam(core.pipeline.team.threads))
-            self._gate = TrialGate(core.gate.num_required, pipeline, partial(self._note_opening, stores))
+            self._gate = TrialGate(core.policy, pipeline, partial(self._note_opening, stores))
             self._gate.gate.set_state(core.gate.get_state())
             for name, store in stores.items():
                 state: dict[str, Any] = {}

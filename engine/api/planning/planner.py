@@ -19,6 +19,7 @@ from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Frame
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.stats import Counters, GateProgress, too_stale
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.rows.key_directory import bytes_of_directories, keys_of_opening
@@ -39,7 +40,7 @@ def reading(config: EmbeddingConfig, **options: Any) -> ReadOptions:
 class Planner:
     """Follows the keys of dynamic tables and the rows of cached ones in a log, under several choices at once.
 
-    num_required : frames that open the gate; None: the configuration's, else 1
+    policy : what opens the gate; None: the configuration's
     seed : of the tables: it decides about shards, victims and admission by chance
     sample : the share of the keys to follow; None: all, or if the directories have more than EXACT_ROWS rows together,
         as many as these. A table is never followed in fewer than 16 virtual shards, unless it has fewer
@@ -55,7 +56,7 @@ class Planner:
         config: EmbeddingConfig,
         choices: Sequence[Choice],
         *,
-        num_required: int | None = None,
+        policy: GatePolicy | None = None,
         seed: int = 0,
         threads: int | None = None,
         sample: float | None = None,
@@ -86,14 +87,18 @@ class Planner:
             )
             for name, spec in specs.items()
         }
-        num_required = config.gate_num_required or 1 if num_required is None else num_required
         self.pipeline = Pipeline(stores, ThreadTeam(threads))
-        self._trial = TrialGate(num_required, self.pipeline, self._step)
+        self._trial = TrialGate(policy or config.gate_policy, self.pipeline, self._step)
         self.gate = self._trial.gate
         self.counters = Counters()
         self.read_all = False
         self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
         self._num_ahead = 0  # keys
+
+    @property
+    def num_pending(self) -> int:
+        """Frames in the gate."""
+        return self._trial.num_pending
 
     @property
     def is_over(self) -> bool:

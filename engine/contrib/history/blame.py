@@ -17,7 +17,7 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import UsageError, listed
 from penstock.base.flag_values import local_path
 from penstock.cli.arrow_file import write_arrow
-from penstock.cli.command_line import Parser, add_flags, add_sources, check_reading, keywords_of
+from penstock.cli.command_line import Parser, add_flags, add_sources, check_reading, keywords_of, policy_of
 from penstock.cli.output import Output, count, several
 from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -69,14 +69,16 @@ def run(args: argparse.Namespace, out: Output) -> None:
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
     key = _key_of(config, table, args.id)
     reader = FrameReader(args.sources, options)
-    blamed, waiting = list[BlamedFrame](), list[BlamedFrame]()
+    blamed, waiting = list[BlamedFrame](), list[tuple[int, BlamedFrame]]()
 
     def on_open() -> None:
-        for frame in waiting:
-            frame.opening = trial.gate.global_step + 1
-        waiting.clear()
+        step = trial.gate.global_step
+        for turn, frame in waiting:
+            frame.opening = step + 1 if turn == step else None
+        waiting[:] = [entry for entry in waiting if entry[0] != step]
 
-    trial = TrialGate(args.num_required or config.gate_num_required or 1, None, on_open)
+    policy = policy_of(args, config)
+    trial, names = TrialGate(policy, None, on_open), policy.names_of_sources(len(reader.sources))
     read, rows, stale_rows = Counter[int](), 0, 0
     with closing(reader.numbered()) as numbered:
         for number, frame in islice(numbered, args.limit):
@@ -88,8 +90,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
                 blamed.append(entry)
             read[number] += 1
             rows += frame.num_rows
-            if trial.admit(frame)[1]:
-                waiting += [] if entry is None else [entry]
+            if trial.admit(frame if names is None else frame.named(names[number]))[1]:
+                waiting += [] if entry is None else [(trial.turn, entry)]
             else:
                 stale_rows += frame.num_rows
                 if entry is not None:

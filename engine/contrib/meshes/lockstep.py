@@ -21,6 +21,7 @@ from penstock.core.observers import Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import NO_FRAMES, Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates
 from penstock.rows.bridge.mesh_selection import ProcessGroup
 from penstock.rows.table_set import TableSet
@@ -185,7 +186,7 @@ def create_core(
     config: EmbeddingConfig,
     tables: TableSet,
     stores: Mapping[str, TableStore],
-    num_required: int | None,
+    policy: GatePolicy,
     reduction: str,
     seed: int,
     team: ThreadTeam,
@@ -193,9 +194,15 @@ def create_core(
     """Return the core of an engine that spans processes, after all have created an equal one."""
     processes: ProcessGroup | None = tables.processes
     assert processes is not None
+    if policy.workers is not None:
+        raise UsageError(
+            "the processes of a mesh have rounds of their own, one frame of each: leave out workers (docs/meshes.md)"
+        )
     pipeline = ProcessSums(stores, team, processes, reduction == "mean")
-    core = LockstepCore(config, tables, pipeline, num_required, reduction, seed)
+    core = LockstepCore(config, tables, pipeline, policy, reduction, seed)
     same = config.to_engine_proto().SerializeToString(deterministic=True)
-    digest = hashlib.sha256(same + repr((core.gate.num_required, reduction, seed)).encode()).hexdigest()
+    digest = hashlib.sha256(
+        same + repr((policy.num_required, policy.max_staleness, reduction, seed)).encode()
+    ).hexdigest()
     processes.agree(f"Engine(…), configuration and arguments {digest[:12]}")
     return core

@@ -147,6 +147,8 @@ class Job:
             check_no_version(folder.files.address)
             folder.check_place(options.resume)
         accelerators = None if options.accelerator is None else (options.accelerator, options.shares)
+        if options.config.gate_policy.workers is not None:
+            raise ConfigError("gate.rounds: the readers of a job have an order of their own; rounds are of one engine")
         ray = started(options.address, options.shares + self._num_readers, accelerators)
         with nullcontext() if folder is None else folder.locked():
             commit = None

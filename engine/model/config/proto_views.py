@@ -19,6 +19,7 @@ from penstock.model.config.optimization_parameters_pb2 import (
     OptimizationParameters,
 )
 from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.gate_policy import AHEAD, GatePolicy
 
 
 class MessageView:
@@ -80,6 +81,16 @@ class MessageView:
         """The number of frames that open the gate; None if the configuration does not specify it."""
         gate = self._message.gate
         return gate.num_required if gate.HasField("num_required") else None
+
+    @property
+    def gate_policy(self) -> GatePolicy:
+        """What opens the gate, as far as the configuration specifies it."""
+        gate, rounds = self._message.gate, self._message.gate.rounds
+        if not gate.HasField("rounds"):
+            return GatePolicy(self.gate_num_required or 1, gate.max_staleness)
+        workers = rounds.workers if rounds.HasField("workers") else tuple(rounds.names)
+        count = workers if isinstance(workers, int) else len(workers)
+        return GatePolicy(count, 0, workers, rounds.ahead if rounds.HasField("ahead") else AHEAD)
 
     @property
     def gate_reduction(self) -> str | None:

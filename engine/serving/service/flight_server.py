@@ -218,7 +218,7 @@ class FlightServer(AnsweringServer):
     def _explained(self) -> dict[str, Any]:
         """Return what the gate waits for, the frames in it by producer, and known producers that have none in it."""
         with self._service.engine.gate.still():
-            frames = self._service.engine.core.gate.contributed()
+            frames = self._service.engine.core.contributed()
             others = (name for name in self._service.sequencer.streams.producers if name not in frames)
             return {
                 "gate": self._service.engine.gate.explain(),
@@ -233,7 +233,7 @@ class FlightServer(AnsweringServer):
         with self._service.engine.gate.still():
             return {
                 **self._service.sequencer.streams.counts(name, stream),
-                "in_gate": self._service.engine.core.gate.contributed().get(name, 0),
+                "in_gate": self._service.engine.core.contributed().get(name, 0),
                 "position": self._service.sequencer.streams.position(name),
                 "durable_position": self._service.sequencer.streams.durable_position(name),
                 "durable": self._service.sequencer.streams.is_durable,

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
@@ -127,7 +127,7 @@ class Sequencer(CommitListener):
             if self.streams.skips(stream):
                 stream.next += 1
             else:
-                self._apply(stream, _named(frame, stream.contributor))
+                self._apply(stream, frame.named(stream.contributor))
             self.streams.acknowledge(stream)
 
     def pass_over(self, stream: Stream, number: int, reason: str | None = None) -> None:
@@ -307,12 +307,3 @@ class Sequencer(CommitListener):
         self.check_not_failed()
         if self.is_closing:
             raise ServiceError("the service is ending; send again later what was not acknowledged")
-
-
-def _named(frame: Frame, contributor: str | None) -> Frame:
-    """Return a frame with the stream's contributor, if its rows have none."""
-    if contributor is None or frame.contributor is not None:
-        return frame
-    audit = frame.audit and (lambda: replace(frame.audited(), contributor=contributor))
-    reject = frame.reject and (lambda overflows: replace(frame.without(overflows), contributor=contributor))
-    return replace(frame, contributor=contributor, audit=audit, reject=reject)

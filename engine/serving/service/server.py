@@ -91,7 +91,7 @@ class Service:
 
     def end(self) -> None:
         """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""
-        report(logging.INFO, "ending", step=self.engine.global_step, pending=self.engine.gate.num_accumulated)
+        report(logging.INFO, "ending", step=self.engine.global_step, pending=self.engine.core.num_pending)
         try:
             self._intake.end()
             self.sequencer.end()
@@ -116,7 +116,7 @@ class Service:
                 "version": str(self.engine.version),
                 "epochs": [epoch.get_state() for epoch in sequencer.streams.lineage.epochs],
                 **{name: getattr(counters, name) for name in ("rows", "frames", "stale", "rolled_back", "steps")},
-                "pending": self.engine.gate.num_accumulated,
+                "pending": self.engine.core.num_pending,
                 "num_required": self.engine.gate.num_required,
                 "reduction": self.engine.reduction,
                 "dropped": dict(counters.dropped),

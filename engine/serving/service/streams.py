@@ -234,7 +234,7 @@ class Streams:
     def _now(self) -> ServicePosition:
         """Return the current positions, in which later changes show."""
         engine, positions = self._engine, self._positions
-        return ServicePosition(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
+        return ServicePosition(engine.global_step, engine.core.num_pending, positions.producers, positions.tallies)
 
     def _copied(self) -> ServicePosition:
         now = self._now()
