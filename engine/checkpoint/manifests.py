@@ -16,6 +16,8 @@ from typing import Any
 from penstock.base.errors import PenstockError, StateError
 
 CLOCK_OFFSET = "clock_offset"
+# Of rounds, once the gate has dropped its frames.
+NO_TURNS: dict[str, Any] = {"taken": 0, "early": 0, "next": [], "rates": []}
 
 
 def new_digest(data: bytes = b"") -> hashlib.blake2b:

@@ -137,7 +137,7 @@ def _policy_of(options: RestoreOptions, commit: Commit, place: str) -> GatePolic
     pending = num_pending(commit.contents)
     if policy.workers != saved.workers and pending:
         raise StateError(
-            f"{place}: {pending} frames in its gate wait for {_of(saved)}, not {_of(policy)}; --flush them with the same"
+            f"{place}: {pending} frames in its gate wait for {_of(saved)}, not {_of(policy)}: --flush them first"
         )
     return policy
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.base.errors import StateError
 from penstock.checkpoint.arrays import records_of, rows_in
-from penstock.checkpoint.manifests import CLOCK_OFFSET, num_pending, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, NO_TURNS, num_pending, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
@@ -168,9 +168,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         "global_step": step,
         "changed_step": step,
         "gate": {**before["gate"], "global_step": step, "num_accumulated": 0, "contributors": []},
-        **(
-            {"turns": {**before["turns"], "taken": 0, "early": 0, "next": [], "rates": []}} if "turns" in before else {}
-        ),
+        **({"turns": {**before["turns"], **NO_TURNS}} if "turns" in before else {}),
         "pipeline": pipeline if time is None else {**pipeline, "time": time},
         "counters": counters,
         "positions": positions,

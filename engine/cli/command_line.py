@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.base.errors import UsageError, close_names
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.options import options_of
+
+if TYPE_CHECKING:
+    from penstock.model.config.embedding import EmbeddingConfig
 
 # One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
 # summaries are here, so that ``penstock --help`` loads none of them.

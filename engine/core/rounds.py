@@ -24,6 +24,7 @@ from penstock.model.frames import Array, Frame, Overflows, Rows, sum_error
 from penstock.model.gate_policy import GatePolicy, WorkerNames
 
 Rates = tuple[float, ...]
+Record = tuple[Mapping[str, Any], Mapping[str, Array]]  # of a frame: its header, and the rows of its tables
 
 
 @dataclass(eq=False)
@@ -241,7 +242,7 @@ class Rounds:
             "absent": dict(self.absent),
         }
 
-    def records(self) -> Iterator[tuple[dict[str, Any], dict[str, Array]]]:
+    def records(self) -> Iterator[Record]:
         """Yield the frames that wait: header and arrays of each, whose names begin with the number of a table."""
         for worker, early in sorted(self._early.items()):
             for each in early:
@@ -258,16 +259,14 @@ class Rounds:
                     "drops": frame.reject is not None,
                     "tables": list(frame.rows),
                 }
-                arrays = {}
+                arrays: dict[str, Array] = {}
                 for number, blocks in enumerate(frame.rows.values()):
                     arrays[f"{number}.ids"] = np.concatenate([np.zeros(0, np.int64), *(b.ids for b in blocks)])
                     grads = [block.gradient(np.arange(len(block.ids))) for block in blocks]
                     arrays[f"{number}.grads"] = np.concatenate(grads)
                 yield header, arrays
 
-    def set_state(
-        self, state: Mapping[str, Any], frames: Sequence[tuple[Mapping[str, Any], Mapping[str, Array]]]
-    ) -> None:
+    def set_state(self, state: Mapping[str, Any], frames: Sequence[Record]) -> None:
         """Restore the state and the frames that wait."""
         self._clear()
         self.names.spelling = state["spelling"]

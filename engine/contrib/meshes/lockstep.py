@@ -201,8 +201,6 @@ def create_core(
     pipeline = ProcessSums(stores, team, processes, reduction == "mean")
     core = LockstepCore(config, tables, pipeline, policy, reduction, seed)
     same = config.to_engine_proto().SerializeToString(deterministic=True)
-    digest = hashlib.sha256(
-        same + repr((policy.num_required, policy.max_staleness, reduction, seed)).encode()
-    ).hexdigest()
+    digest = hashlib.sha256(same + repr((policy, reduction, seed)).encode()).hexdigest()
     processes.agree(f"Engine(…), configuration and arguments {digest[:12]}")
     return core

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.base.errors import PeerError, UsageError
+from penstock.base.errors import ConfigError, PeerError, UsageError
 from penstock.base.validation import fraction, whole
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import first_names
