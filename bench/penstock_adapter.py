@@ -27,6 +27,7 @@ from penstock.model.config.dynamic import Dynamic
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.tables import Constant, TableConfig
 from penstock.model.frames import Coalesced
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.stats import Counters
 from penstock.model.updates import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 
@@ -117,7 +118,7 @@ class Coalesce(Ours):
             for spec in config.tables
         }
         self._pipeline = Pipeline(stores, ThreadTeam(threads))
-        self._trial = TrialGate(1, self._pipeline, self._take)
+        self._trial = TrialGate(GatePolicy(), self._pipeline, self._take)
 
     def run(self, steps: Sequence[int]) -> None:
         counters = Counters()

@@ -14,10 +14,10 @@ from typing import Any
 
 import penstock.base.interrupts as interrupts
 from penstock.api.deltas import form_of
-from penstock.base.errors import ConfigError, ListenError, UsageError
+from penstock.base.errors import ConfigError, ListenError, PeerError, UsageError, listed
 from penstock.base.events import report
 from penstock.base.filesystem.descriptors import raise_limit
-from penstock.base.flag_values import local_path, whole
+from penstock.base.flag_values import local_path, number, whole
 from penstock.base.validation import is_loopback
 from penstock.checkpoint.store import Folder
 from penstock.cli.command_line import Parser, add_flags, keywords_of
@@ -70,6 +70,8 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(options_of("serve", WatchingOptions))
 REPLICA_FLAGS += ("max_message", *(field for field, *_ in LIMITS.values()))
+# Seconds between two lines about one wait for workers.
+SAY_EVERY_S = 60.0
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -109,6 +111,19 @@ def add(command: Parser) -> None:
         choices=("error", "drop"),
         default="error",
         help="error (default): refuse the frame; drop: leave the row out and count it",
+    )
+    gate = groups["the gate"]
+    gate.add_argument(
+        "--round-timeout",
+        type=number("seconds, above 0", 0.001, 1e9),
+        metavar="S",
+        help="rounds: seconds that a step may wait for a worker (default: without end)",
+    )
+    gate.add_argument(
+        "--on-missing",
+        choices=("end", "skip"),
+        default="end",
+        help="rounds, after --round-timeout: end (default): commit, and exit 6; skip: step without the workers",
     )
     _add_limit_flags(deltas, DELTA_MEMORY)
     access = command.add_argument_group("access")
@@ -280,6 +295,7 @@ def _wait(
 
     Raises KeyboardInterrupt for SIGINT.
     """
+    waits = RoundWaits(args)
     out.say(f"listening {service.address.uri}, step {count(step)}")
     (sys.stderr if args.json else sys.stdout).flush()
     try:
@@ -288,20 +304,49 @@ def _wait(
             if interrupts.requested(signal.SIGHUP):
                 access.reload(service, out)
             watched.tick()
+            if isinstance(service, Service):
+                waits.look(service)
     except KeyboardInterrupt:
         if not interrupts.is_terminated():
             raise
 
 
+class RoundWaits:
+    """Says for which workers a step waits, and ends the wait as the flags say."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._timeout_s, self._skips = args.round_timeout, args.on_missing == "skip"
+        self._said: tuple[int, int] = (0, 0)  # the step, and how often
+
+    def look(self, service: Service) -> None:
+        """Look at the wait of the service. Raises PeerError where it ends the service."""
+        workers, seconds = service.sequencer.missing()
+        step = service.engine.global_step
+        if not workers:
+            return
+        times = int(seconds // SAY_EVERY_S)
+        if times and self._said != (step, times):
+            self._said = step, times
+            report(logging.WARNING, "round_waits", step=step, workers=workers, seconds=int(seconds))
+        if self._timeout_s is None or seconds < self._timeout_s:
+            return
+        if not self._skips:
+            raise PeerError(
+                f"step {step} has waited for {listed(workers)} for {seconds:.0f} s (--round-timeout "
+                f"{self._timeout_s:g}); start them again, and the service with --resume"
+            )
+        service.sequencer.skip(workers)
+
+
 def _serve(args: argparse.Namespace, service: Service, access: Access, watched: Any, out: Output) -> None:
     """Serve until a caller requests a drain, or a signal arrives. Raises KeyboardInterrupt for SIGINT."""
     engine, interrupted = service.engine, False
-    lost: ListenError | None = None  # the port, between two certificates
+    lost: ListenError | PeerError | None = None  # the port, between two certificates, or a worker
     try:
         _wait(args, service, access, engine.global_step, watched, out)
     except KeyboardInterrupt:
         interrupted = True
-    except ListenError as error:
+    except (ListenError, PeerError) as error:
         lost = error
     interrupts.ignore()
     _end(args, service, out)

@@ -319,7 +319,9 @@ class EngineCore:
             self.check_ready()
             if not (self.gate.num_accumulated if self.turns is None else self.turns.can_open_early):
                 return Pushed(NO_FRAMES, 0, 0, context)
-            return self.gate.change(self._guarded, self._open_early, NO_FRAMES, context)
+            pushed = self.gate.change(self._guarded, self._open_early, NO_FRAMES, context)
+            assert pushed is not None
+            return pushed
 
     def _open_early(self, _: FrameRun, context: Context) -> Pushed:
         gate, rounds = self.gate, self.turns

@@ -207,6 +207,11 @@ class Rounds:
         begin = self._gate.num_accumulated
         return [self.names.name(worker) for worker in range(begin, self.names.count) if worker not in self._early]
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the last turn."""
+        return time.monotonic() - self._since_s
+
     def is_full(self, worker: str) -> bool:
         """Return whether as many frames of a worker wait as may."""
         return self.early_frames().get(worker, 0) >= self.ahead
@@ -225,7 +230,7 @@ class Rounds:
         """Return what a step waits for, to be said after the gate's counts."""
         if not self.num_pending:
             return ""
-        text = f"; waits for {listed(self.missing())}, for {time.monotonic() - self._since_s:.0f} s"
+        text = f"; waits for {listed(self.missing())}, for {self.waited_s:.0f} s"
         early = ", ".join(f"{name!r}: {count}" for name, count in self.early_frames().items())
         return text + (f"; early ({early})" if early else "")
 

@@ -196,12 +196,18 @@ class FrameReader:
                             self._doubt(columns, batch.num_rows)
                             for piece in columns.pieces(batch):
                                 yield from builder.add(piece, is_whole)
-                        if is_whole:
-                            yield from builder.end()
+                        ended = list(builder.end()) if is_whole else []
+                        yield from ended
+                        if batch.is_frame_of_no_rows and batch.step not in [_last_step(run) for run in ended]:
+                            yield FrameRun.of(Frame({}, 0, batch.step, source=batch.source))
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
+
+
+def _last_step(run: FrameRun) -> int | None:
+    return run.frame_at(len(run) - 1).local_step
 
 
 def joined(runs: Runs) -> Runs:

@@ -21,7 +21,7 @@ from penstock.io.error_tables import OBJECT_STORE_ERRORS
 from penstock.io.table_formats.unread_formats import ENCRYPTED_PARQUET
 from penstock.model.frames import Position
 
-END_KEY = b"penstock.end"
+END_KEY, STEP_KEY = b"penstock.end", b"penstock.step"
 
 # The errors that pyarrow, or a file object that it calls, is known to raise for damaged bytes.
 RAISED = (
@@ -43,6 +43,7 @@ RAISED = (
 class Batch:
     """One record batch and its location. source : the name of its part
 
+    ends_frame : whether its metadata ends its frame; step : of that frame, if it has no rows
     after : in a source that can seek, where it continues after a number of rows of the batch
     """
 
@@ -51,11 +52,17 @@ class Batch:
     index: int | None  # None: the source has no batches (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
+    step: int | None = None
     after: Callable[[int], Position] | None = None
 
     @property
     def num_rows(self) -> int:
         return int(self.data.num_rows)
+
+    @property
+    def is_frame_of_no_rows(self) -> bool:
+        """Return whether it says that a producer has no rows in a step."""
+        return self.ends_frame and self.step is not None and not self.num_rows
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
         """row : of the batch"""
@@ -207,6 +214,20 @@ def data_bytes(batch: pa.RecordBatch) -> int:
         return int(batch.get_total_buffer_size())
 
 
-def ends_frame(metadata: Any) -> bool:
-    """Return whether a batch's custom metadata ends its frame."""
-    return metadata is not None and END_KEY in dict(metadata)
+def end_of_frame(metadata: Any, source: str, index: int) -> tuple[bool, int | None]:
+    """Return whether a batch's custom metadata ends its frame, and the step that it names, for a frame without rows."""
+    fields = {} if metadata is None else dict(metadata)
+    if STEP_KEY not in fields:
+        return END_KEY in fields, None
+    try:
+        return END_KEY in fields, checked_step(int(fields[STEP_KEY]))
+    except ValueError:
+        return END_KEY in fields, checked_step(fields[STEP_KEY], source, index)
+
+
+def checked_step(step: Any, source: str = "", index: int | None = None) -> int:
+    """Return the step that a batch's metadata names. Raises InputError."""
+    if type(step) is not int or not -(1 << 63) <= step < 1 << 63:
+        problem = f"metadata {STEP_KEY.decode()}: expected an int64, got {step!r:.50}"
+        raise InputError(problem, source=source, batch=index)
+    return step

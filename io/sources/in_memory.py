@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.base.errors import InputError, PenstockError
-from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame, input_error
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, end_of_frame, input_error
 from penstock.io.sources.schema_changes import conformed, difference
 
 _FAILED = "the stream failed"
@@ -52,7 +52,7 @@ def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -
                     batch, metadata = next_batch()
             except StopIteration:
                 return
-            yield Batch(name, batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, *end_of_frame(metadata, name, index))
             index, first_row = index + 1, first_row + batch.num_rows
 
     with arrow_errors(_FAILED, name):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.base.errors import InputError, TruncatedInputError
-from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, end_of_frame
 from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, FlatbufferTable, Messages, message_kind
 from penstock.io.sources.plain_messages import PlainMessages
 from penstock.io.sources.remote_file import RemoteFile
@@ -63,7 +63,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
                 refers = is_mapped and not messages.is_compressed
                 batch, metadata = (reader if refers else only_used).get_batch_with_custom_metadata(index)
             part.done = index + 1
-            yield Batch(name, batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, *end_of_frame(metadata, name, index))
             first_row += batch.num_rows
             if plain is None and refers and part.plain is not None and index < len(spans):
                 file.seek(0)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.base.errors import InputError, PenstockError, TruncatedInputError
-from penstock.io.sources.batch import RAISED, Batch, Batches, Part, arrow_errors, ends_frame, input_error
+from penstock.io.sources.batch import RAISED, Batch, Batches, Part, arrow_errors, end_of_frame, input_error
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_messages import CONTINUATION, END_MARKER, Framing, Messages
@@ -208,7 +208,7 @@ def ipc_stream_part(
             part.has_checksums = check is not None
             if check is not None and not check.is_data(metadata, index):
                 continue
-            yield Batch(name, batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, *end_of_frame(metadata, name, index))
             index, first_row = index + 1, first_row + batch.num_rows
             if plain is None and check is None and part.plain is not None and memory is not None:
                 plain = PlainMessages(memory[begin:end_of_last].to_pybytes(), schema, part.plain)

@@ -53,7 +53,7 @@ class BatchRun:
     schema: pa.Schema
     memory: bytes | pa.Buffer
     offsets: list[int]
-    ends_frame = False  # metadata would say so
+    ends_frame = is_frame_of_no_rows = False  # metadata would say so
 
     @property
     def num_rows(self) -> int:

@@ -25,8 +25,9 @@ from penstock.base.errors import (
     StateError,
     UsageError,
 )
+from penstock.io.sources.batch import checked_step
 
-END = "penstock.end"
+END, STEP = "penstock.end", "penstock.step"
 FRAME = "penstock.frame"
 GRADIENTS, EXCHANGE, DELTAS, TABLE, LOOKUP = "gradients", "exchange", "deltas", "table", "lookup"
 # In the metadata of the schemas of lookups: the dim of every table, as JSON.
@@ -150,11 +151,12 @@ class Ack:
 class FrameMetadata(NamedTuple):
     """The metadata that a producer sends with a batch.
 
-    ends : whether it ends its frame; number : of that frame, if given
+    ends : whether it ends its frame; number : of that frame, if given; step : of that frame, if it has no rows
     """
 
     ends: bool = False
     number: int | None = None
+    step: int | None = None
 
 
 def _is_name(name: Any) -> bool:
@@ -166,7 +168,7 @@ def _is_name(name: Any) -> bool:
 
 
 def read_metadata(metadata: Any) -> FrameMetadata:
-    """Parse metadata: the text ``penstock.end`` or JSON; ignore the metadata of other programs."""
+    """Parse metadata: the text ``penstock.end`` or JSON; ignore the metadata of other programs. Raises InputError."""
     text = b"" if metadata is None else memoryview(metadata).tobytes()
     if text == END.encode():
         return FrameMetadata(True)
@@ -175,7 +177,8 @@ def read_metadata(metadata: Any) -> FrameMetadata:
     except _NO_JSON:
         fields = {}
     number = fields.get(FRAME)
-    return FrameMetadata(bool(fields.get(END)), number if type(number) is int else None)
+    step = None if fields.get(STEP) is None else checked_step(fields[STEP])
+    return FrameMetadata(bool(fields.get(END)), number if type(number) is int else None, step)
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:

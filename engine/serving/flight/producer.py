@@ -14,7 +14,7 @@ from penstock.base.errors import ServiceError, StateError, UsageError
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import data_bytes
 from penstock.serving.flight.connection import Connection
-from penstock.serving.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
+from penstock.serving.flight.messages import END, FRAME, STEP, Ack, PutRequest, decoded, encoded
 from penstock.serving.flight.put_frames import Frame, batches_of, split_batch, with_schema
 
 # The size of the buffer of unacknowledged frames.
@@ -24,11 +24,12 @@ COMMIT_AFTER_S = 0.2
 
 
 class _Numbered(NamedTuple):
-    """A frame and its number, split into messages."""
+    """A frame and its number, split into messages. step : of a frame without rows"""
 
     number: int
     pieces: list[pa.RecordBatch]
     num_bytes: int
+    step: int | None
 
 
 class Producer:
@@ -73,13 +74,15 @@ class Producer:
             )
         self.last = position if first is None else first - 1
 
-    def send(self, frame: Frame) -> int:
+    def send(self, frame: Frame, step: int | None = None) -> int:
         """Send a frame. Waits if the buffer is full.
 
         Parameters
         ----------
         frame : pyarrow.RecordBatch, table or list of them
-            As for ``Client.put``.
+            As for ``Client.put``; with ``step`` it may have no rows.
+        step : int or None
+            The step of a frame without rows, with which a worker has its turn in a round (docs/explanation/gates.md).
 
         Returns
         -------
@@ -93,16 +96,16 @@ class Producer:
         ServiceError
             If the service stays unreachable.
         """
-        batches = batches_of(frame)
+        batches = batches_of(frame, is_empty=step is not None)
         self._schema = self._schema or batches[0].schema
         batches = with_schema(batches, self._schema)
-        pieces = [piece for batch in batches for piece in split_batch(batch)]
+        pieces = batches[:1] if step is not None else [piece for batch in batches for piece in split_batch(batch)]
         size = sum(map(data_bytes, batches))
         while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
             self._send_buffer()
             self._wait_for_ack(commits=True)
         self.last += 1
-        self._buffer[self.last] = _Numbered(self.last, pieces, size)
+        self._buffer[self.last] = _Numbered(self.last, pieces, size, step)
         self._buffered_bytes += size
         self._send_buffer()
         return self.last
@@ -261,7 +264,8 @@ class _PutStream:
             if not self._ended:
                 for piece in before:
                     self._writer.write_batch(piece)
-                self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
+                metadata = {END: True, FRAME: frame.number, **({} if frame.step is None else {STEP: frame.step})}
+                self._writer.write_with_metadata(last, encoded(metadata))
                 self.next = frame.number + 1
                 return
         self.check()

@@ -65,12 +65,12 @@ def _codes(values: pa.ChunkedArray) -> Any:
     return pa.chunked_array(indices).to_numpy()
 
 
-def batches_of(frame: Frame) -> list[pa.RecordBatch]:
-    """Return the record batches of one frame. Raises InputError if it is not one."""
+def batches_of(frame: Frame, is_empty: bool = False) -> list[pa.RecordBatch]:
+    """Return the record batches of one frame, which has rows or not. Raises InputError if it is not one."""
     parts = [frame] if hasattr(frame, "__arrow_c_stream__") or not isinstance(frame, Iterable) else list(frame)
     batches = [batch for part in parts for batch in _batches(part)]
-    if not any(batch.num_rows for batch in batches):
-        raise InputError(_EXPECTED)
+    if not batches or any(batch.num_rows for batch in batches) is is_empty:
+        raise InputError("expected a frame without rows, whose step is given" if is_empty else _EXPECTED)
     _check_one_frame(batches)
     return batches
 

@@ -25,6 +25,7 @@ class Chunk(NamedTuple):
 
     data: pa.RecordBatch | None
     ends: bool
+    step: int | None = None
 
 
 def flight_source(uri: str, token: str | None = None) -> Source:
@@ -96,13 +97,14 @@ def chunks_part(
 
     def unchecked(columns: list[str]) -> Chunk:
         chunk = reader.read_chunk()
-        return Chunk(chunk.data, read_metadata(chunk.app_metadata).ends)
+        metadata = read_metadata(chunk.app_metadata)
+        return Chunk(chunk.data, metadata.ends, metadata.step)
 
     def batches(columns: list[str]) -> Batches:
         index = first_row = 0
         while (chunk := _next_chunk(read or unchecked, columns, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(name, data, index, first_row, chunk.ends)
+            yield Batch(name, data, index, first_row, chunk.ends, chunk.step)
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream", ends_are_marked=ends_are_marked)

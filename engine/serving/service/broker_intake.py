@@ -100,3 +100,4 @@ class BrokerIntake:
             self._sequencer.pass_over(stream, message.number, next(iter(frame.dropped), None))
         else:
             self._sequencer.push(stream, frame, message.number)
+        self._sequencer.wait_for_room(stream, self._over.is_set)

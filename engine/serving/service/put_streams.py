@@ -97,6 +97,7 @@ class Producers:
                 for _, frame in numbered:
                     self._sequencer.push(stream, frame)
                     queue.frame_applied()
+                    self._sequencer.wait_for_room(stream, context.is_cancelled)
         except InputError as error:
             self._sequencer.rejected(error)
             raise
@@ -141,9 +142,9 @@ class _CheckedReader:
                 f"frame {metadata.number} came where frame {self.stream.next} is next", source=self.queue.name
             )
         if chunk.data is None:
-            return Chunk(None, metadata.ends)
+            return Chunk(None, metadata.ends, metadata.step)
         waits = chunk.data.num_rows > 0 and not metadata.ends and not self.every_batch
-        return Chunk(self.queue.admit(chunk.data, columns, waits), metadata.ends)
+        return Chunk(self.queue.admit(chunk.data, columns, waits), metadata.ends, metadata.step)
 
     def _check_end(self) -> None:
         """Raise ServiceError if the connection broke, InputError if the stream ended inside a frame."""

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
@@ -27,6 +28,9 @@ from penstock.model.stats import Counters
 from penstock.serving.flight.messages import Ack, PutRequest
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.streams import Stream, Streams
+
+# How often a stream that waits for other workers looks whether it is over.
+LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,11 @@ class Sequencer(CommitListener):
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
         self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
         self.ended = threading.Event()
+        # Of the gate's lock. Notified when a step may have taken frames that waited, and when a wait for it may end.
+        self._turned = threading.Condition(cast("threading.RLock", engine.gate.still()))
         self.error: BaseException | None = None
         self.is_closing = False
+        self.skipped = 0  # rounds that opened without a worker
         if saving is None or not saving.resume:
             engine.session.positions.lineage = None
         self.streams = Streams(engine, max_producers, saving is not None)
@@ -111,6 +118,7 @@ class Sequencer(CommitListener):
         """
         with self._engine.gate.still():
             self._check_open()
+            self._turned.notify_all()
             return self.streams.open(request, notify, replaced)
 
     def push(self, stream: Stream, frame: Frame, number: int | None = None) -> None:
@@ -130,6 +138,15 @@ class Sequencer(CommitListener):
                 self._apply(stream, frame.named(stream.contributor))
             self.streams.acknowledge(stream)
 
+    def wait_for_room(self, stream: Stream, is_over: Callable[[], bool]) -> None:
+        """Wait while as many frames of a stream's worker wait for their turn as may, or until the stream is over."""
+        turns, name = self._engine.core.turns, stream.contributor
+        if turns is None or name is None:
+            return
+        with self._turned:
+            while not self.is_closing and turns.is_full(name) and self.streams.is_newest(stream) and not is_over():
+                self._turned.wait(LOOK_S)
+
     def pass_over(self, stream: Stream, number: int, reason: str | None = None) -> None:
         """Count a number as applied that has no frame. reason : of a frame that is dropped as a whole"""
         with self._engine.gate.still():
@@ -141,9 +158,13 @@ class Sequencer(CommitListener):
             if reason is not None:
                 self.counters.dropped[reason] += 1
                 tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
-            self.streams.count(stream, tally)
-            if self._commits is not None:
-                self._commits.frame_counted()
+            if self._engine.core.turns is None:
+                self.streams.count(stream, tally)
+                if self._commits is not None:
+                    self._commits.frame_counted()
+            else:  # the worker has its turn all the same
+                stream.tally = tally
+                self._apply(stream, Frame({}, 0, contributor=stream.contributor))
             self.streams.acknowledge(stream)
 
     def rejected(self, error: InputError) -> None:
@@ -203,6 +224,7 @@ class Sequencer(CommitListener):
             self._log.end_delta()
             try:
                 done = self._engine.session.roll_back(state)
+                self._turned.notify_all()
                 self._log.end_delta()
                 self._commits.frame_counted(0)
             except BaseException as error:
@@ -235,6 +257,7 @@ class Sequencer(CommitListener):
             if self.is_closing:
                 return
             self.is_closing = True
+            self._turned.notify_all()
         try:
             if self._commits is not None:
                 self._commits.end()
@@ -250,6 +273,7 @@ class Sequencer(CommitListener):
             if self.is_closing:
                 return
             self.is_closing, self.error = True, error
+            self._turned.notify_all()
             if self._commits is not None:
                 self._commits.close()
         self._notify_end()
@@ -287,6 +311,7 @@ class Sequencer(CommitListener):
         try:
             if self._engine.global_step != step:
                 self._log.stepped()
+                self._turned.notify_all()
             if self._commits is not None:
                 with watch.timed("save"):
                     self._commits.frame_counted()
@@ -297,6 +322,34 @@ class Sequencer(CommitListener):
             self._fail(error)
             raise
         watch.sample(pushed, self._engine.core.gate, self._engine.core.last_rates or ())
+
+    # ---- rounds
+
+    def missing(self) -> tuple[list[str], float]:
+        """Return the workers that a step waits for, and for how many seconds; none if no frame waits."""
+        turns = self._engine.core.turns
+        with self._engine.gate.still():
+            return ([], 0.0) if turns is None or not turns.num_pending else (turns.missing(), turns.waited_s)
+
+    def skip(self, workers: list[str]) -> None:
+        """Open the gate without workers, if the step still waits for them alone. Raises ServiceError."""
+        with self._engine.gate.still():
+            self._check_open()
+            if self.missing()[0] != workers:
+                return
+            step = self._engine.global_step
+            try:
+                self._engine.core.open_early(self._context)
+                if self._engine.global_step != step:
+                    self.skipped += 1
+                    self._log.stepped()
+                    self._turned.notify_all()
+                if self._commits is not None:
+                    self._commits.frame_counted(0)
+            except BaseException as error:
+                self._fail(error)
+                raise
+        report(logging.WARNING, "round_skipped", step=step, workers=workers)
 
     def check_not_failed(self) -> None:
         """Raise ServiceError after the error that ended the service."""

@@ -119,11 +119,28 @@ class Service:
                 "pending": self.engine.core.num_pending,
                 "num_required": self.engine.gate.num_required,
                 "reduction": self.engine.reduction,
+                **self._rounds(),
                 "dropped": dict(counters.dropped),
                 "keys": {name: asdict(table.keys) for name, table in tables.items() if table.keys is not None},
                 **self._counts(),
                 "seconds": time.monotonic() - self._started_s,
             }
+
+    def _rounds(self) -> dict[str, Any]:
+        """Return the workers of rounds and whom they wait for."""
+        turns = self.engine.core.turns
+        if turns is None:
+            return {"max_staleness": self.engine.core.policy.max_staleness}
+        missing, seconds = self.sequencer.missing()
+        rounds = {
+            "workers": [turns.names.name(number) for number in range(turns.names.count)],
+            "missing": missing,
+            "waited_s": seconds,
+            "early": turns.early_frames(),
+            "absent": dict(turns.absent),
+            "skipped": self.sequencer.skipped,
+        }
+        return {"rounds": rounds}
 
     def _counts(self) -> dict[str, int]:
         """Return the counts of producers and callers."""

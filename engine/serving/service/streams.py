@@ -164,10 +164,14 @@ class Streams:
         self._check_room(name)
         return False
 
+    def is_newest(self, stream: Stream) -> bool:
+        """Return whether no other stream of the producer has begun."""
+        return stream.contributor is None or self._newest.get(stream.contributor) is stream
+
     def check_newest(self, stream: Stream) -> None:
         """Raise UsageError if another stream of the producer has begun."""
         name = stream.contributor
-        if name is not None and self._newest.get(name) is not stream:
+        if not self.is_newest(stream):
             raise UsageError(
                 f"another stream of producer '{name}' has begun: this one ends; processes that push at the same time "
                 "need different names"
