@@ -3,7 +3,7 @@
 # PYTHON names the interpreter that has them. The generator decides the oldest protobuf runtime that can load the
 # result (1.75 writes 6.31 code): a newer one would raise the lower bound in pyproject.toml.
 set -eu
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 # The virtual path makes the registered file names start with penstock/, so they cannot clash with TensorFlow's.
@@ -14,5 +14,5 @@ trap 'rm -rf "$out"' EXIT
 # protoc leaves Mapping bare, which a strict type checker refuses, and takes the virtual path for the package.
 for made in "$out"/penstock/config/*_pb2.py*; do
     sed -e 's/_Mapping\]/_Mapping[str, object]]/g' -e 's/^from penstock.config import/from penstock.model.config import/' \
-        "$made" > "engine/model/config/$(basename "$made")"
+        -e "s/'penstock.config\./'penstock.model.config./" "$made" > "engine/model/config/$(basename "$made")"
 done
