@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -85,6 +86,7 @@ class SourceRun:
             self._open_deltas = lambda *committed: open_deltas(target, deltas.schema, core.changed_step, *committed)
         self._writer: DeltaWriter | None = None
         self._num_skipped = 0
+        self._absent = Counter[str]() if core.turns is None else core.turns.absent.copy()
         self._started_s = time.perf_counter()
 
     def run(self) -> Report:
@@ -234,7 +236,9 @@ class SourceRun:
 
     def _notes(self) -> tuple[str, ...]:
         """Return hints for the user about what was read, a sentence each."""
-        return (*self._counters.notes(self._first_bad), *self._reader.notes())
+        turns = self._core.turns
+        waits = [] if turns is None or not turns.num_pending else [turns.note()]
+        return (*self._counters.notes(self._first_bad), *self._reader.notes(), *waits)
 
     def _report(self) -> Report:
         seconds, core, counters = time.perf_counter() - self._started_s, self._core, self._counters
@@ -242,6 +246,7 @@ class SourceRun:
             return counters.report(
                 seconds,
                 pending=core.num_pending,
+                absent={} if core.turns is None else dict(core.turns.absent - self._absent),
                 global_step=core.global_step,
                 verified=self._reader.verified,
                 unverified=self._reader.unverified,

@@ -62,6 +62,7 @@ _COUNTERS = {
     "not_finite": int,
     "first_not_finite": str,
     "dropped": {str: int},
+    "late?": int,
 }
 _MANIFEST = {
     KEY: int,

@@ -71,6 +71,8 @@ class EngineCore:
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         if self.turns is not None:
             self.gate.waits = self.turns.explain
+        # Native code counts no frame by its worker, or by how late it is.
+        self.counts_native = self.turns is None and not policy.max_staleness
         self.set_clock_offset(0)
         self.pipeline = pipeline
 
@@ -97,7 +99,7 @@ class EngineCore:
 
         Returns what has happened to them. Raises InputError for a bad row in the next frame: nothing of it has entered.
         """
-        if self.turns is None and (plain := run.plain(SMALL_ROWS)) is not None:
+        if self.counts_native and (plain := run.plain(SMALL_ROWS)) is not None:
             pushed = self.gate.change(self._guarded, self._push_native, plain, context)
             if pushed is not None:
                 run.next = max(run.next, pushed.stop)
@@ -205,7 +207,8 @@ class EngineCore:
             gate.count_stale(frame.local_step, frame.contributor)
         else:
             frame = self._added(frame)
-            gate.count_contribution(frame.contributor)
+            gate.count_contribution(frame.contributor, frame.local_step)
+            context.counters.late += frame.local_step is not None and frame.local_step < gate.global_step
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
         if gate.is_due():
             try:

@@ -62,6 +62,11 @@ class FrameGate:
         return self._gate.global_step
 
     @property
+    def late(self) -> dict[int, int]:
+        """How many frames were applied although they were behind, by the number of steps (``max_staleness``)."""
+        return self._gate.late
+
+    @property
     def stale(self) -> Stale:
         """A copy of the counts of stale frames, by contributor and by steps behind."""
         return self._gate.stale

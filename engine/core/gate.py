@@ -19,7 +19,7 @@ from weakref import WeakSet
 import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError
 from penstock.base.validation import whole
-from penstock.model.frames import Contributor, count_by, largest_counts
+from penstock.model.frames import MOST_NAMED, Contributor, count_by, largest_counts
 from penstock.model.stats import Stale
 from penstock.pyx.gate_counts import GateCounts
 from penstock.pyx.locked_calls import call_under
@@ -66,6 +66,7 @@ class Gate(GateCounts):
         self.waits: Callable[[], str] = str
         self._contributors: Counter[Contributor] = Counter()
         self._stale = Stale()
+        self._late: Counter[int] = Counter()  # steps behind → contributions that were admitted all the same
         self._last_stale = 0.0
         self.process = forks.this_process
         self.is_torn = False
@@ -88,9 +89,11 @@ class Gate(GateCounts):
         self._stale.count(contributor, local_step, self.global_step if expected is None else expected)
         self._last_stale = self._clock()
 
-    def count_contribution(self, contributor: Contributor) -> None:
+    def count_contribution(self, contributor: Contributor, local_step: int | None = None) -> None:
         """Count one more contribution as admitted."""
         self.num_accumulated += 1
+        if self.max_staleness and local_step is not None and local_step < self.global_step:
+            self._late[self.global_step - local_step] += 1
         count_by(self._contributors, contributor)
 
     def count_native(self, num: int, num_openings: int) -> None:
@@ -124,6 +127,12 @@ class Gate(GateCounts):
         return self._lock
 
     @property
+    def late(self) -> dict[int, int]:
+        """How many contributions were admitted although they were behind, by the number of steps."""
+        with self._lock:
+            return dict(sorted(self._late.items()))
+
+    @property
     def stale(self) -> Stale:
         """A copy of the counts of stale contributions, by contributor and by steps behind."""
         with self._lock:
@@ -141,6 +150,9 @@ class Gate(GateCounts):
             text = f"{self.num_accumulated}{f' of {required}' if required else ''} {self._counted} in"
             text += f" ({largest_counts(self._contributors)})" if self._contributors else ""
             text += f"; global step {self.global_step}{self._waiting()}"
+            if self._late:
+                behind = ", ".join(f"{count} by {steps}" for steps, count in sorted(self._late.items())[:MOST_NAMED])
+                text += f"; {self._late.total()} late ({behind})"
             if self._stale.last is not None:
                 ago_s = self._clock() - self._last_stale
                 text += f"; {self._stale.total} stale, the last {ago_s:.1f} s ago: {self._stale.last}"
@@ -161,6 +173,7 @@ class Gate(GateCounts):
                 "num_accumulated": self.num_accumulated,
                 "contributors": [[who, n] for who, n in self._contributors.items()],
                 "stale": self._stale.get_state(),
+                **({"late": sorted(self._late.items())} if self._late else {}),
             }
 
     def set_state(self, state: Mapping[str, Any], put: Callable[[], object] = lambda: None) -> None:
@@ -169,13 +182,14 @@ class Gate(GateCounts):
             step, num = whole("global_step", state["global_step"]), whole("num_accumulated", state["num_accumulated"])
             contributors = Counter({who: int(n) for who, n in state["contributors"]})
             stale = Stale.from_state(state["stale"])
+            late = Counter({int(behind): int(n) for behind, n in state.get("late", [])})
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not the state of a gate: {type(error).__name__}: {error}") from None
 
         def change() -> None:
             put()
             self.global_step, self.num_accumulated = step, num
-            self._contributors, self._stale = contributors, stale
+            self._contributors, self._stale, self._late = contributors, stale, late
 
         self.change(change, opens=False)
 

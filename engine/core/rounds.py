@@ -230,9 +230,18 @@ class Rounds:
         """Return what a step waits for, to be said after the gate's counts."""
         if not self.num_pending:
             return ""
-        text = f"; waits for {listed(self.missing())}, for {self.waited_s:.0f} s"
         early = ", ".join(f"{name!r}: {count}" for name, count in self.early_frames().items())
-        return text + (f"; early ({early})" if early else "")
+        return f"; {self.waits}, for {self.waited_s:.0f} s" + (f"; early ({early})" if early else "")
+
+    @property
+    def waits(self) -> str:
+        """What a step waits for."""
+        return f"waits for {listed(self.missing())}"
+
+    def note(self) -> str:
+        """Return a sentence about the frames that no step has taken."""
+        early = "".join(f"; {count} of '{name}' wait for their turn" for name, count in self.early_frames().items())
+        return f"step {self._gate.global_step} {self.waits}{early}"
 
     # ---- state
 

@@ -212,6 +212,10 @@ class Report:
         Rows whose weights or slots an update made infinite or NaN; only of tables with the variant ``host``.
     first_not_finite : str
         Table and id of the first of them; "" if there is none.
+    late : int
+        Frames applied although their step was behind (``max_staleness``).
+    absent : mapping of str to int
+        Of rounds, worker → steps that it had no frame for.
 
     Examples
     --------
@@ -250,6 +254,8 @@ class Report:
     rolled_back: int = 0
     not_finite: int = 0
     first_not_finite: str = ""
+    late: int = 0
+    absent: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.
@@ -305,6 +311,7 @@ class Counters:
     rolled_back: int = 0
     not_finite: int = 0
     first_not_finite: str = ""
+    late: int = 0
 
     def count(self, frame: Frame, admitted: bool = True) -> None:
         """Count one frame. admitted : whether the gate admitted it; if not, it was stale"""
