@@ -137,8 +137,12 @@ class CheckpointSession(StepObserver):
     def tag(self, name: str, note: str, move: bool) -> None:
         """Give the last commit a name. Raises StateError if there is none, UsageError for the name."""
         # Another object for the folder: the saver may have locked it through its object.
-        folder = Folder(self._last_commit("tag")[0].files.address)
-        make_tag(folder, lambda: self._last_commit("tag")[1], name, note, move)
+        make_tag(self.folder, lambda: self._last_commit("tag")[1], name, note, move)
+
+    @property
+    def folder(self) -> Folder:
+        """The folder of the last commit. Raises StateError if there is none."""
+        return Folder(self._last_commit("tag")[0].files.address)
 
     def saved(self, version: str | int | None) -> SavedState:
         """Return the verified state of another commit of this engine's folder. Raises StateError and UsageError."""

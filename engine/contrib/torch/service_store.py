@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -73,6 +75,7 @@ class ServiceStore(Store):
             self.close()
             raise
         self.num_required, self.reduction = status["num_required"], status["reduction"]
+        self.in_rounds = "rounds" in status
         self._version = status.version  # of the newest rows that are known
         self.report = StepReport(self._version.step, 0, 0, status["pending"])
         self.tables = {name: _info(schema) for name, schema in schemas.items()}
@@ -156,16 +159,20 @@ class ServiceStore(Store):
 
     def _push(self, blocks: Sequence[Block], step: int) -> None:
         batches = [self._batch(block, step) for block in blocks]
-        self._limited(lambda: self._pushed(batches), f"its position of producer '{self.contributor}'")
+        no_rows = None if batches else self.report.step  # a rank without rows has its turn in the round all the same
+        self._limited(
+            lambda: self._pushed(batches or [self._nothing()], no_rows),
+            f"its position of producer '{self.contributor}'",
+        )
 
-    def _pushed(self, batches: list[pa.RecordBatch]) -> None:
-        """Send a frame, and wait until it is applied."""
+    def _pushed(self, batches: list[pa.RecordBatch], no_rows: int | None = None) -> None:
+        """Send a frame, and wait until it is applied. no_rows : of one without rows, its step"""
         try:
             with self._lock:
                 producer = self._open_producer()
                 waits_for(f"its connection to take frame {self.frames + 1} of '{self.contributor}'")
                 try:
-                    producer.send(batches)
+                    producer.send(batches, step=no_rows)
                 finally:
                     self.frames = producer.last  # also if the frame stays buffered
             self._settle()
@@ -186,6 +193,18 @@ class ServiceStore(Store):
             "gradient": list_column(block.rows, self._kind),
         }
         return pa.RecordBatch.from_pydict(columns)
+
+    def _nothing(self) -> pa.RecordBatch:
+        """Return the columns of a frame without rows."""
+        schema = pa.schema(
+            {
+                "table": pa.dictionary(pa.int32(), pa.utf8()),
+                "step": pa.int64(),
+                "id": pa.from_numpy_dtype(self._id_type),
+                "gradient": self._kind,
+            }
+        )
+        return pa.RecordBatch.from_pylist([], schema)
 
     def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
@@ -248,6 +267,8 @@ class ServiceStore(Store):
         if answer.position < self.frames:
             return f"{frame} to be applied; it has {answer.position}, at step {answer.step}"
         gate = self._pusher.connection.act("explain")
+        if self.in_rounds:
+            return f"step {answer.step + 1} with {frame}; missing: {listed(gate['missing'])}; the gate: {gate['gate']}"
         is_rank = re.fullmatch(r"rank-\d+", self.contributor) is not None
         names = [f"rank-{rank}" for rank in range(self.num_required)] if is_rank else gate["without_frame"]
         missing = listed(name for name in names if name not in gate["frames"]) or "producers without any frame so far"
@@ -265,10 +286,13 @@ class ServiceStore(Store):
     # ---- checkpoints
 
     def seek(self, frames: int) -> None:
+        self._check_not_pushed()
+        self.frames, self._first_number = frames, frames + 1
+
+    def _check_not_pushed(self) -> None:
         if self._producer is not None and self.frames > self._base:
             raise UsageError("load_state_dict: this store has pushed frames; load before the first step()")
         self._producer = None  # which state_dict may have opened
-        self.frames, self._first_number = frames, frames + 1
 
     def make_durable(self) -> None:
         def commit() -> None:
@@ -276,6 +300,30 @@ class ServiceStore(Store):
                 self._open_producer().wait()
 
         self._limited(commit, f"a commit with frame {self.frames} of '{self.contributor}'")
+
+    def mark(self, keep: int) -> dict[str, Any]:
+        if not (self.in_rounds and self.synchronous):
+            return {}
+        step = self.report.step
+        tag = f"torch-{step}"
+        act = partial(self._pusher.connection.act, "tag", name=tag, step=step, keep=keep)
+        with suppress(UsageError):  # without a checkpoint no version stays
+            self._limited(act, f"a commit of step {step}")
+            return {"tag": tag, "version": str(self._version.at(step))}
+        return {}
+
+    def return_to(self, mark: Mapping[str, Any], is_first: bool) -> None:
+        def back() -> None:
+            status = self._pusher.status()
+            if is_first and (str(status.version) != mark["version"] or status["pending"]):
+                self._pusher.connection.act("rollback", to=mark["tag"])
+                status = self._pusher.status()
+            self._version = status.version
+            self.report = self.report._replace(step=status.version.step, pending=status["pending"])
+
+        self._check_not_pushed()
+        self._limited(back, f"its return to the tables of '{mark['tag']}'")
+        self._first_number = 0  # the numbers of frames go on, after those that the return has dropped
 
     def reference(self) -> dict[str, str]:
         return {"version": str(self._version.at(self.report.step)), "digest": ""}

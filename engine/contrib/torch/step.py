@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as distributed
 
-from penstock.base.errors import UsageError, UsageTypeError
+from penstock.base.errors import PenstockError, StateError, UsageError, UsageTypeError
+from penstock.base.validation import whole
 from penstock.contrib.torch.modules import StoreModule
 from penstock.contrib.torch.open_store import is_distributed
 from penstock.contrib.torch.pulled_rows import PulledRows, add_repeated, blocks_of
@@ -47,7 +48,9 @@ class Step:
         Optimizer of the other parameters.
     synchronous : bool or None
         Whether a step waits until the gate has opened, which needs a frame of each other rank. None: if the gate needs
-        as many frames as ``torch.distributed`` has ranks.
+        as many frames as ``torch.distributed`` has ranks, or has rounds.
+    keep : int
+        How many of the versions that ``state_dict`` has tagged stay, in rounds.
 
     Raises
     ------
@@ -89,6 +92,7 @@ class Step:
         dense_optimizer: torch.optim.Optimizer | None = None,
         *,
         synchronous: bool | None = None,
+        keep: int = 3,
     ) -> None:
         if not isinstance(modules, torch.nn.Module):
             raise UsageTypeError(
@@ -117,7 +121,9 @@ class Step:
                 "serve --num-required …), and give every rank the address"
             )
         required = self.store.num_required
-        self.store.synchronous = required == ranks > 1 if synchronous is None else synchronous
+        needs_all = required == ranks > 1 or (self.store.in_rounds and required > 1)
+        self.store.synchronous = needs_all if synchronous is None else synchronous
+        self._keep = whole("keep", keep, 1)
         self.store.step_owner = self
         if required > 1 and self.store.reduction == "mean":
             warnings.warn(
@@ -305,10 +311,14 @@ class Step:
         Returns
         -------
         dict
+
+        Notes
+        -----
+        In rounds of synchronous ranks, the service tags its version of this step, to which ``load_state_dict`` returns.
         """
         self.store.make_durable()
         dense = None if self.dense_optimizer is None else self.dense_optimizer.state_dict()
-        return {"dense": dense, "frames": self.store.frames}
+        return {"dense": dense, "frames": self.store.frames, **self.store.mark(self._keep)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after a state: a service skips those of the next frames that it has applied already.
@@ -317,10 +327,54 @@ class Step:
         ----------
         state : dict
             What ``state_dict`` returned.
+
+        Raises
+        ------
+        StateError
+            If the ranks have states of different steps, or the service has no such version.
+        UsageError
+            If this store has pushed frames, or the other ranks cannot be reached.
+
+        Notes
+        -----
+        In rounds of synchronous ranks, all call this, and return together: the first one rolls the service back to the
+        version of the state, so that no frame after it counts, and each sends them again.
         """
-        self.store.seek(int(state["frames"]))
+        if "tag" in state and self.store.in_rounds and self.store.synchronous:
+            self._return_together({name: state[name] for name in ("tag", "version")})
+        else:
+            self.store.seek(int(state["frames"]))
         if self.dense_optimizer is not None:
             self.dense_optimizer.load_state_dict(state["dense"])
+
+    def _return_together(self, mark: dict[str, Any]) -> None:
+        """Bring the service back to a version, with all ranks."""
+        ranks = distributed.get_world_size() if is_distributed() else 1
+        if ranks != self.store.num_required:
+            raise UsageError(
+                f"load_state_dict: rounds of {self.store.num_required} workers return to a version together, and "
+                f"torch.distributed has {ranks} of them: initialize it in all, or roll back with penstock rollback"
+            )
+        marks: list[Any] = [mark]
+        if ranks > 1:
+            marks = [None] * ranks
+            distributed.all_gather_object(marks, mark)
+        if any(each != mark for each in marks):
+            steps = ", ".join(f"rank {rank}: {each['tag']}" for rank, each in enumerate(marks))
+            raise StateError(f"load_state_dict: the ranks have states of different steps ({steps}); load those of one")
+        problem: list[str | None] = [None]
+        is_first = ranks == 1 or distributed.get_rank() == 0
+        if is_first:
+            try:
+                self.store.return_to(mark, True)
+            except PenstockError as error:
+                problem = [str(error)]
+        if ranks > 1:
+            distributed.broadcast_object_list(problem)
+        if problem[0] is not None:
+            raise StateError(f"load_state_dict: {problem[0]}")
+        if not is_first:
+            self.store.return_to(mark, False)
 
     def __repr__(self) -> str:
         return f"Step({self.store!r}, {self.dense_optimizer!r})"

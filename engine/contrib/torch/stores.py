@@ -121,6 +121,7 @@ class Store(ABC):
         self.passes = count()
         self.step_owner: object = None  # the newest Step, which alone may push
         self.synchronous = False  # whether a push waits for the frames of all other ranks
+        self.in_rounds = False  # whether a step takes one frame of each rank, also one without rows
         self.frames = 0  # number of the contributor's last frame
         self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
         self._prefetcher: CallThread | None = None
@@ -178,12 +179,12 @@ class Store(ABC):
     def push(self, blocks: Sequence[Block], step: int) -> None:
         """Push one frame of rows that were read at a step, and set ``report``."""
         self._check_open()
-        if not blocks and self.synchronous:
+        if not blocks and self.synchronous and not self.in_rounds:
             raise UsageError(
                 f"step: this batch has no rows, and the gate waits for a frame of each of {self.num_required} ranks; "
-                "give every rank at least one id, or require fewer frames (num_required)"
+                "give every rank at least one id, or serve rounds (penstock serve --workers), which take such a frame"
             )
-        if not blocks:
+        if not blocks and not (self.synchronous and self.in_rounds):
             return
         before = self.report.stale
         self._push(blocks, step)
@@ -253,6 +254,17 @@ class Store(ABC):
     @abstractmethod
     def make_durable(self) -> None:
         """Wait until no crash of a service can take back a frame."""
+
+    def mark(self, keep: int) -> dict[str, Any]:
+        """Return what ``return_to`` needs, for a checkpoint of the trainer: a tag of the tables as they are.
+
+        keep : tags that stay
+        """
+        return {}
+
+    def return_to(self, mark: Mapping[str, Any], is_first: bool) -> None:
+        """Bring the tables back to a mark. is_first : this rank does it, before the others call this"""
+        raise NotImplementedError
 
     @abstractmethod
     def whole(self, table: str) -> Float32:

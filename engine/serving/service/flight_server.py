@@ -34,7 +34,7 @@ from penstock.serving.flight.messages import (
 from penstock.serving.service.auth import ADMISSION, CallAdmission, Certificates, Right
 from penstock.serving.service.lookup_streams import LookupAnswers, request_schema
 from penstock.serving.service.put_streams import Producers
-from penstock.serving.service.sequencer import Sequencer
+from penstock.serving.service.sequencer import Sequencer, TagRequest
 from penstock.serving.service.subscriptions import Answer, Readers
 
 RIGHTS = {"status": Right.READ, "explain": Right.READ, "position": Right.PUT}  # of other actions: to operate
@@ -44,6 +44,8 @@ ACTIONS = {
     "position": 'how far a producer\'s frames have come, and how many are in the gate: {"contributor": NAME}',
     "checkpoint": "commit now; answers when it is on disk",
     "rollback": 'step forward to the rows of an earlier commit: {"to": TAG or STEP}; answers when it is on disk',
+    "tag": 'commit, and give the commit a name: {"name": NAME, "step": STEP, "keep": N}; of the names that differ in '
+    "their number, the N newest stay",
     "drain": 'take no frames any more, commit, and end; {"wait": true} answers once that is on disk',
 }
 
@@ -204,6 +206,8 @@ class FlightServer(AnsweringServer):
         if kind == "rollback":
             done = self._service.sequencer.roll_back(decoded(body, "rollback").get("to"))
             return {"global_step": done.step, "to_step": done.target.step, "rolled_back": done.num_frames}
+        if kind == "tag":
+            return {"global_step": self._service.sequencer.tag(TagRequest.of(decoded(body, "tag")))}
         if kind == "drain":
             self._service.wants_to_end.set()
             return self._drained() if decoded(body, "drain").get("wait") else {"ending": True}
@@ -224,6 +228,7 @@ class FlightServer(AnsweringServer):
                 "gate": self._service.engine.gate.explain(),
                 "frames": frames,
                 "without_frame": list(islice(others, MOST_LISTED + 1)),
+                "missing": self._service.sequencer.missing()[0],
             }
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:

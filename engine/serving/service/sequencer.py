@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
-from penstock.base.errors import InputError, ServiceError, UsageError
+from penstock.base.errors import InputError, ServiceError, StateError, UsageError
 from penstock.base.events import FrequentEvent, report
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
+from penstock.checkpoint.versions import delete_tag
 from penstock.core.observers import Context
 from penstock.model.frames import Frame, FrameRun
 from penstock.model.learning_rates import LearningRates
@@ -40,6 +41,22 @@ class Saving:
     folder: Folder
     every: int | None = None
     resume: bool = False
+
+
+class TagRequest(NamedTuple):
+    """step : of the commit; keep : how many tags stay whose names differ in the number at their end"""
+
+    name: str
+    step: int
+    keep: int
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> TagRequest:
+        """Parse a request. Raises UsageError."""
+        name, step, keep = (fields.get(field) for field in cls._fields)
+        if not isinstance(name, str) or type(step) is not int or type(keep) is not int or keep < 1:
+            raise UsageError('tag: expected {"name": NAME, "step": STEP, "keep": N}, N at least 1')
+        return cls(name, step, keep)
 
 
 class Sequencer(CommitListener):
@@ -208,6 +225,23 @@ class Sequencer(CommitListener):
         done.wait()
         if self.error is not None:
             raise ServiceError(f"the commit failed: {self.error}")
+
+    def tag(self, request: TagRequest) -> int:
+        """Commit, and give the commit a name. Returns its step.
+
+        Raises UsageError without a checkpoint, StateError if the step is another one.
+        """
+        self.commit()
+        session = self._engine.session
+        step = self.streams.durable_step
+        if step != request.step:
+            raise StateError(f"tag '{request.name}': expected the rows of step {request.step}, and the step is {step}")
+        session.tag(request.name, "", move=True)
+        folder, prefix = session.folder, request.name.rstrip("0123456789")
+        numbers = [name.removeprefix(prefix) for name in folder.tag_names() if name.startswith(prefix)]
+        for number in sorted((text for text in numbers if text.isdecimal()), key=int)[: -request.keep]:
+            delete_tag(folder, f"{prefix}{number}")
+        return step
 
     def roll_back(self, version: str | int | None) -> Rollback:
         """Step forward to the rows of another commit, as one delta, and wait until it is durable.
