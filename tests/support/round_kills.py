@@ -65,7 +65,7 @@ def replayed(folder, case, workers, count):
                 log.write_batch(batch, custom_metadata={"penstock.end": "", "penstock.step": str(step)})
     engine = ps.Engine(ps.EmbeddingConfig.load(folder / "tables.pbtxt"), workers=workers)
     report = engine.run([folder / f"{worker}.arrows" for worker in range(workers)])
-    assert report.steps == count and not report.stale and not report.pending, report
+    assert (report.steps, report.stale, report.pending) == (count, 0, 0), report
     return engine.state_hash()
 
 
@@ -83,11 +83,16 @@ class Job:
         words = ["serve", self.folder / "tables.pbtxt", "--workers", self.num_workers, "--listen", self.uri, "--json"]
         words += ["--checkpoint", self.folder / "state", "--resume", "--every", 1 + self.case % 3, "--grace", 1]
         log = open(self.folder / "service.log", "ab")
-        return subprocess.Popen([sys.executable, "-m", "penstock", *map(str, words)], stdout=subprocess.PIPE, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-m", "penstock", *map(str, words)], stdout=subprocess.PIPE, stderr=log
+        )
 
     def start_worker(self, worker):
-        words = [sys.executable, __file__, "--work", self.uri, self.case, worker, self.count]
-        return subprocess.Popen(list(map(str, words)), stderr=open(self.folder / "workers.log", "ab"))
+        return self.start("workers.log", __file__, "--work", self.uri, self.case, worker, self.count)
+
+    def start(self, log, *words):
+        with open(self.folder / log, "ab") as errors:
+            return subprocess.Popen([sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=errors)
 
     def kill(self, process):
         process.send_signal(signal.SIGKILL)

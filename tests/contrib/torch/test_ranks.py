@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from evidence import IS_EVIDENCE, IS_LONG  # noqa: E402
 from limits import HANG_S  # noqa: E402
 from scripts import ROOT  # noqa: E402
-from services import service_of  # noqa: E402
+from services import Process, free_port, service_of  # noqa: E402
 from torch_models import engine_of  # noqa: E402
 from torch_rank import DIM, ROWS, batch_of  # noqa: E402
 
@@ -72,6 +72,84 @@ def test_ranks_equal_one_process_with_the_same_frames(ranks, tmp_path):
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
         if ranks == 1:
             assert service.engine.state_hash() == engine.state_hash()
+
+
+def arrays(engine):
+    """The rows and the slots of the table."""
+    return [array.tobytes() for _, array in sorted(engine.retrieve_parameters("user").items())]
+
+
+def in_rounds(ranks):
+    return engine_of(("user", ROWS, DIM), optimizer=ps.Adagrad(0.1), workers=ranks, reduction="sum")
+
+
+def job(service, folder, ranks, *kill):
+    """Start the ranks of a job, and wait for their ends. kill : after so many seconds, the first rank"""
+    meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
+    words = [(service.address.uri, rank, ranks, STEPS, meeting, folder) for rank in range(ranks)]
+    return [started(*each, *(kill if rank == 0 else ())) for rank, each in enumerate(words)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The tables and the losses' model after a job of two ranks in rounds."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    with service_of(in_rounds(2)) as service:
+        for process in job(service, folder, 2):
+            ended(process)
+        return arrays(service.engine), torch.load(folder / "rank-0.done", weights_only=True)["model"]
+
+
+def test_ranks_in_rounds_give_the_same_bits_each_time_and_those_of_one_process(unbroken, tmp_path):
+    with service_of(in_rounds(2)) as service:
+        for process in job(service, tmp_path, 2):
+            ended(process)
+        assert arrays(service.engine) == unbroken[0]
+        engine, _ = in_one_process(2)
+        rows, expected = (each.retrieve_parameters("user")["parameters"] for each in (service.engine, engine))
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_ranks_that_are_killed_go_back_together_and_end_with_the_same_tables(number, unbroken, tmp_path):
+    delay_s = np.random.default_rng([7, number]).random() * 0.4
+    with service_of(in_rounds(2), tmp_path / "run", every=2) as service:
+        for process in (processes := job(service, tmp_path, 2, f"{delay_s:.3f}")):
+            if process is processes[0]:
+                process.communicate(timeout=HANG_S)
+            else:
+                process.kill()  # as torchrun does, when a rank has ended
+                process.communicate()
+        for process in job(service, tmp_path, 2):
+            ended(process)
+        assert arrays(service.engine) == unbroken[0], number
+        for name, tensor in torch.load(tmp_path / "rank-0.done", weights_only=True)["model"].items():
+            assert torch.equal(tensor, unbroken[1][name])
+
+
+def test_ranks_outlive_a_service_that_is_killed(unbroken, tmp_path):
+    config, address = tmp_path / "tables.pbtxt", f"grpc://127.0.0.1:{free_port()}"
+    config.write_text(str(in_rounds(2).config.to_engine_proto()))
+    words = [config, "--workers", 2, "--reduction", "sum", "--listen", address]
+    words += ["--checkpoint", tmp_path / "run", "--every", 1, "--resume"]
+    service = Process(*words)
+    meeting = tmp_path / "meeting"
+    ranks = [started(address, rank, 2, STEPS, meeting, tmp_path) for rank in range(2)]
+    for _ in range(3):
+        with ps.connect(address, patience_s=HANG_S) as client:
+            before = client.status()["global_step"]
+            while any(rank.poll() is None for rank in ranks) and client.status()["global_step"] < min(
+                before + 2, STEPS
+            ):
+                pass
+        service.process.kill()
+        service.process.communicate()
+        service = Process(*words)
+    for rank in ranks:
+        ended(rank)
+    service.process.terminate()
+    service.process.communicate(timeout=HANG_S)
+    assert arrays(ps.Engine.restore(tmp_path / "run")) == unbroken[0]
 
 
 @pytest.mark.evidence
