@@ -82,10 +82,7 @@ class Job:
     def start_service(self):
         words = ["serve", self.folder / "tables.pbtxt", "--workers", self.num_workers, "--listen", self.uri, "--json"]
         words += ["--checkpoint", self.folder / "state", "--resume", "--every", 1 + self.case % 3, "--grace", 1]
-        log = open(self.folder / "service.log", "ab")
-        return subprocess.Popen(
-            [sys.executable, "-m", "penstock", *map(str, words)], stdout=subprocess.PIPE, stderr=log
-        )
+        return self.start("service.log", "-m", "penstock", *words)
 
     def start_worker(self, worker):
         return self.start("workers.log", __file__, "--work", self.uri, self.case, worker, self.count)

@@ -137,10 +137,8 @@ def test_ranks_outlive_a_service_that_is_killed(unbroken, tmp_path):
     ranks = [started(address, rank, 2, STEPS, meeting, tmp_path) for rank in range(2)]
     for _ in range(3):
         with ps.connect(address, patience_s=HANG_S) as client:
-            before = client.status()["global_step"]
-            while any(rank.poll() is None for rank in ranks) and client.status()["global_step"] < min(
-                before + 2, STEPS
-            ):
+            least = min(client.status()["global_step"] + 2, STEPS)
+            while any(rank.poll() is None for rank in ranks) and client.status()["global_step"] < least:
                 pass
         service.process.kill()
         service.process.communicate()
