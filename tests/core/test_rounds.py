@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import evidence
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,3 +117,197 @@ def check(case):
 @given(cases())
 def test_any_order_of_arrival_gives_the_sums_in_the_order_of_the_workers(case):
     check(case)
+
+
+def engine_of(workers=2, optimizer=None, **arguments):
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), optimizer or ps.SGD(1.0), name="t")
+    return ps.Engine(ps.EmbeddingConfig.from_tables([table]), workers=workers, reduction="sum", **arguments)
+
+
+ONES = {"t": ([1], [[1.0, 1.0]])}
+
+
+def test_a_step_takes_one_frame_of_each_worker():
+    """The inputs with which two frames of one worker made a step, and the other one's frame was stale."""
+    engine = engine_of()
+    assert engine.apply(ONES, local_step=0, contributor="rank-0")
+    assert engine.apply(ONES, local_step=1, contributor="rank-0")
+    assert engine.global_step == 0
+    assert engine.gate.num_accumulated == 2
+    assert engine.apply(ONES, local_step=0, contributor="rank-1")
+    assert engine.global_step == 1
+    assert "waits for rank-1" in engine.gate.explain()
+
+
+def test_logs_of_different_lengths_make_no_step_of_one_worker_alone():
+    batches = [pa.table({"step": [step], "id": [1], "gradient": [[1.0, 1.0]]}) for step in range(4)]
+    engine = engine_of()
+    report = engine.run([pa.concat_tables(batches), batches[0]])
+    assert (report.frames, report.steps, report.pending, report.stale) == (5, 1, 3, 0)
+    assert report.notes[-1] == "step 1 waits for rank-1; 2 of 'rank-0' wait for their turn"
+    flushed = engine_of()
+    assert flushed.run([pa.concat_tables(batches), batches[0]], flush=True).steps == 2
+    assert flushed.gate.num_accumulated == 2
+
+
+def test_a_step_without_a_frame_of_a_worker_counts_it_as_absent_and_all_of_them_are_an_error():
+    engine = engine_of()
+    engine.apply(ONES, local_step=2, contributor="rank-1")
+    for step in range(3):
+        engine.apply(ONES, local_step=step, contributor="rank-0")
+    assert engine.global_step == 3
+    engine.apply(ONES, local_step=5, contributor="rank-0")
+    with pytest.raises(ps.InputError, match=r"no worker has a frame of step 3: the smallest step is 5; begin there"):
+        engine.apply(ONES, local_step=6, contributor="rank-1")
+    assert engine.apply(ONES, local_step=3, contributor="rank-1")
+    assert engine.global_step == 4
+    rows = pa.table({"step": [4, 7], "id": [1, 1], "gradient": [[1.0, 1.0]] * 2, "contributor": ["rank-1"] * 2})
+    assert engine.run(rows).absent == {"rank-1": 1}
+
+
+@pytest.mark.parametrize(
+    ("workers", "contributor", "message"),
+    [
+        (2, "rank-2", "expected a frame of one of the workers (rank-0, rank-1), got one of 'rank-2'"),
+        (2, "rank-01", "expected a frame of one of the workers (rank-0, rank-1), got one of 'rank-01'"),
+        (2, None, "expected a frame of one of 2 workers (rank-0, rank-1), got one that names no contributor"),
+        (["a", "b"], "c", "expected a frame of one of the workers (a, b), got one of 'c'"),
+    ],
+)
+def test_a_frame_of_somebody_else_is_refused_by_name(workers, contributor, message):
+    engine = engine_of(workers)
+    with pytest.raises(ps.InputError) as caught:
+        engine.apply(ONES, contributor=contributor)
+    assert str(caught.value) == f"apply(): {message}"
+    assert engine.gate.num_accumulated == 0
+
+
+def test_numbered_workers_have_one_spelling_and_a_single_worker_needs_no_name():
+    engine = engine_of()
+    engine.apply(ONES, contributor=1)
+    with pytest.raises(ps.InputError, match="a frame of worker 'rank-0', where others are named as '0'"):
+        engine.apply(ONES, contributor="rank-0")
+    assert engine.apply(ONES, contributor="0")
+    assert engine.global_step == 1
+    alone = engine_of(1)
+    assert alone.apply(ONES)
+    assert alone.global_step == 1
+
+
+def test_frames_of_a_step_have_the_same_learning_rates():
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(ps.DynamicLearningRate(0)), name="t")
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), workers=2, reduction="sum")
+    rows = {"id": [1], "gradient": [[1.0, 1.0]]}
+
+    def push(worker, step, rate):
+        columns = {**rows, "step": [step], "contributor": [worker], "learning_rates": [[rate]]}
+        engine.run(pa.table(columns))
+
+    push("rank-1", 0, 0.5)
+    with pytest.raises(
+        ps.InputError, match=r"learning rates \[0.25\] of worker .rank-0. for step 0, where"
+    ):
+        push("rank-0", 0, 0.25)
+    push("rank-1", 1, 0.25)
+    push("rank-0", 0, 0.5)
+    push("rank-0", 1, 0.25)
+    assert engine.global_step == 2
+    assert engine.lookup("t", [1]).tolist() == [[-1.5, -1.5]]
+
+
+def test_a_worker_that_is_far_ahead_is_told_who_is_missing():
+    engine = engine_of(3)
+    for step in range(3):
+        engine.apply(ONES, local_step=step, contributor="rank-0")
+    with pytest.raises(
+        ps.UsageError,
+        match="worker 'rank-0' has 2 frames that wait, and step 0 waits for rank-1, rank-2: apply their frames first",
+    ):
+        engine.apply(ONES, local_step=3, contributor="rank-0")
+    assert engine.gate.num_accumulated == 3
+    with pytest.raises(ps.UsageError, match="set_global_step: 3 frames wait in a round; flush them first"):
+        engine.gate.set_global_step(7)
+
+
+def test_a_sum_that_is_not_finite_ends_the_step_whoever_arrives_last():
+    large = {"t": ([1], [[3e38, 0.0]])}
+    for order in ((0, 1), (1, 0)):
+        engine = engine_of()
+        engine.apply(large, contributor=order[0])
+        for _ in range(2):
+            with pytest.raises(ps.InputError, match="id 1 of table 't' is not"):
+                engine.apply(large, contributor=order[1])
+        assert engine.global_step == 0
+
+
+def test_other_workers_may_resume_only_an_empty_gate(tmp_path):
+    engine = engine_of()
+    engine.save(tmp_path / "empty")
+    assert ps.Engine.restore(tmp_path / "empty", workers=3).gate.num_required == 3
+    engine.apply(ONES, contributor="rank-0")
+    engine.save(tmp_path / "held")
+    with pytest.raises(
+        ps.StateError, match="1 frames in its gate wait for workers 2, not workers 3: --flush them first"
+    ):
+        ps.Engine.restore(tmp_path / "held", workers=3)
+    restored = ps.Engine.restore(tmp_path / "held")
+    assert "waits for rank-1" in restored.gate.explain()
+    assert restored.flush()
+    assert restored.global_step == 1
+
+
+def test_a_rollback_drops_the_frames_that_wait(tmp_path):
+    engine = engine_of()
+    engine.save(tmp_path)
+    engine.tag("start")
+    for step in range(2):
+        engine.apply(ONES, local_step=step, contributor="rank-1")
+    assert engine.rollback("start") == 1
+    assert engine.gate.num_accumulated == 0
+    for worker in (1, 0):
+        assert engine.apply(ONES, local_step=1, contributor=f"rank-{worker}")
+    assert engine.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers: expected at least 1, got 0"),
+        ({"workers": "a,b"}, "workers: expected a number, or a list of names, got the text 'a,b'"),
+        ({"workers": ["a", "a"]}, "workers: expected names that differ, got a, a"),
+        ({"workers": []}, "workers: expected names that differ, got none"),
+        ({"workers": 2, "num_required": 2}, "num_required and workers: give one"),
+        ({"workers": 2, "max_staleness": 1}, "max_staleness 1: rounds take no frame that is behind"),
+        ({"max_staleness": -1}, "max_staleness: expected at least 0, got -1"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments, message):
+    with pytest.raises(ps.UsageError) as caught:
+        ps.Engine(CONFIGS["plain"], **arguments)
+    assert str(caught.value).startswith(message)
+
+
+# ---- staleness
+
+
+@given(st.lists(st.integers(0, 6), max_size=30), st.integers(0, 4), st.integers(1, 3))
+def test_frames_at_most_so_many_steps_behind_are_applied(steps, most, num_required):
+    """Frames of a stream, which native code would take, and the same ones by name."""
+    rows = pa.table(
+        {"step": steps, "id": [n % ROWS for n in range(len(steps))], "gradient": [[1.0, 2.0]] * len(steps)},
+        pa.schema({"step": pa.int64(), "id": pa.int64(), "gradient": pa.list_(pa.float32(), DIM)}),
+    )
+    engine = ps.Engine(CONFIGS["plain"], num_required=num_required, max_staleness=most)
+    report = engine.run(rows, contribution_rows=1)
+    step, held, late, stale = 0, 0, Counter(), 0
+    for each in steps:
+        if step - each > most:
+            stale += 1
+            continue
+        if step > each:
+            late[step - each] += 1
+        held += 1
+        if held == num_required:
+            step, held = step + 1, 0
+    assert (report.steps, report.stale, report.pending, report.late) == (step, stale, held, late.total())
+    assert engine.gate.late == dict(sorted(late.items()))
