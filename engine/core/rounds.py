@@ -212,6 +212,11 @@ class Rounds:
         """Seconds since the last turn."""
         return time.monotonic() - self._since_s
 
+    def measures(self) -> dict[str, Any]:
+        """Return what metrics show."""
+        waited_s = self.waited_s if self.num_pending else 0.0
+        return {"absent": dict(self.absent), "early": self.early_frames(), "waited_s": waited_s}
+
     def is_full(self, worker: str) -> bool:
         """Return whether as many frames of a worker wait as may."""
         return self.early_frames().get(worker, 0) >= self.ahead

@@ -32,6 +32,7 @@ class MetricsSnapshot:
     counters : of the current or last run, and of frames outside runs
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
     moments, hot : sampled; hot : (table, id, fraction of the table's rows), of each table
+    absent, early : of rounds, by worker, steps without a frame, and frames before their turn; waited_s : for a turn
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
@@ -40,6 +41,10 @@ class MetricsSnapshot:
     global_step: int = 0
     num_accumulated: int = 0
     num_required: int = 0
+    late: Mapping[int, int] = field(default_factory=dict)
+    absent: Mapping[str, int] = field(default_factory=dict)
+    early: Mapping[str, int] = field(default_factory=dict)
+    waited_s: float = 0.0
     last_rates: tuple[float, ...] = ()
     tables: Mapping[str, TableReport]
     updated: Mapping[str, int] = field(default_factory=dict)

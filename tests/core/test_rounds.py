@@ -204,9 +204,7 @@ def test_frames_of_a_step_have_the_same_learning_rates():
         engine.run(pa.table(columns))
 
     push("rank-1", 0, 0.5)
-    with pytest.raises(
-        ps.InputError, match=r"learning rates \[0.25\] of worker .rank-0. for step 0, where"
-    ):
+    with pytest.raises(ps.InputError, match=r"learning rates \[0.25\] of worker .rank-0. for step 0, where"):
         push("rank-0", 0, 0.25)
     push("rank-1", 1, 0.25)
     push("rank-0", 0, 0.5)

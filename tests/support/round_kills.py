@@ -171,6 +171,7 @@ def main():
 
 
 def free_port():
+    """A port that nothing listens at."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]

@@ -203,6 +203,8 @@ class Metrics(MetricsCollector):
                 global_step=gate.global_step,
                 num_accumulated=core.num_pending,
                 num_required=core.policy.num_required,
+                late=gate.late,
+                **({} if core.turns is None else core.turns.measures()),
                 last_rates=core.last_rates or (),
                 tables=core.table_reports(expired_waiting),
                 updated=watch.updated.copy(),
@@ -296,6 +298,11 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", snapshot.global_step)
     yield Gauge("penstock_pending_frames", "frames accumulated in the gate", snapshot.num_accumulated)
     yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
+    late = "frames applied although their step was behind"
+    yield labelled("penstock_late_frames_total", Counter, late, "steps", by_power_of_two(snapshot.late))
+    yield labelled("penstock_absent_steps_total", Counter, "steps without a frame", "worker", snapshot.absent)
+    yield labelled("penstock_early_frames", Gauge, "frames that wait for other workers", "worker", snapshot.early)
+    yield Gauge("penstock_round_wait_seconds", "how long a step has waited for a worker", snapshot.waited_s)
     rates = dict(enumerate(snapshot.last_rates))
     yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
 

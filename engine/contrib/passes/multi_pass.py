@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import penstock.base.errors as errors
 import penstock.base.interrupts as interrupts
 from penstock.api.engine import Engine
-from penstock.base.errors import CapacityError, InputError, UsageError
+from penstock.base.errors import CapacityError, ConfigError, InputError, UsageError
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import join_parts
@@ -74,6 +74,8 @@ class MultiPass:
         self, config: EmbeddingConfig, sources: Sequence[str], mesh: jax.sharding.Mesh | None, options: PassOptions
     ) -> None:
         self._config, self._sources, self._mesh, self._options = config, list(sources), mesh, options
+        if config.gate_policy.workers is not None:
+            raise ConfigError("gate.rounds: a replay in passes takes frames in the order of the sources; use replay")
         check_no_version(options.checkpoint)
         self._folder = Folder(options.checkpoint)
         if not isinstance(self._folder.path, Path):

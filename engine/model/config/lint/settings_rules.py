@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.base.errors import ConfigError
 from penstock.model.config.dynamic import read_dynamic
-from penstock.model.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
+from penstock.model.config.engine_config_pb2 import EngineConfig, FeatureSettings, GateSettings, TableSettings
 from penstock.model.config.lint.findings import Finding, Nearest, Subject, near
 from penstock.model.config.placement import read_placement
 from penstock.model.config.proto_views import TableMessage
@@ -27,11 +27,30 @@ def broken_settings(message: EngineConfig, tables: Sequence[TableMessage]) -> It
     """Yield a finding for every rule that the settings of ``message``, and of its tables, break."""
     yield from _table_settings(message, {table.name: table.algorithm for table in reversed(tables)})
     yield from _feature_settings(message)
-    gate = Subject("gate", "gate")
-    if message.gate.HasField("num_required"):
-        yield from gate.below("PS020", message.gate, "num_required", 1, "it must be at least 1")
-    yield from gate.unknown(message.gate, "reduction", "use MEAN or SUM")
+    yield from _gate(message.gate)
     yield from _columns(message)
+
+
+def _gate(message: GateSettings) -> Iterator[Finding]:
+    gate = Subject("gate", "gate")
+    if message.HasField("num_required"):
+        yield from gate.below("PS020", message, "num_required", 1, "it must be at least 1")
+    yield from gate.below("PS020", message, "max_staleness", 0, "it must be at least 0")
+    yield from gate.unknown(message, "reduction", "use MEAN or SUM")
+    if not message.HasField("rounds"):
+        return
+    subject, rounds = Subject("gate.rounds", "gate.rounds"), message.rounds
+    for field in ("num_required", "max_staleness"):
+        if message.HasField(field):
+            yield gate.finding("PS020", field, f"{field} is given with rounds", "leave out one of them")
+    if rounds.HasField("workers") == bool(rounds.names):
+        yield subject.finding("PS020", "workers", "either workers or names is needed", "give one of them")
+    elif rounds.HasField("workers"):
+        yield from subject.below("PS020", rounds, "workers", 1, "it must be at least 1")
+    elif len({*rounds.names}) < len(rounds.names) or "" in rounds.names:
+        yield subject.finding("PS020", "names", "a name is empty or given twice", "give each worker one name")
+    if rounds.HasField("ahead"):
+        yield from subject.below("PS020", rounds, "ahead", 1, "it must be at least 1")
 
 
 def _columns(message: EngineConfig) -> Iterator[Finding]:
