@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 import penstock.base.forks as forks
-from penstock.base.errors import CapacityError, ConfigError, PenstockError, StateError, UsageError
+from penstock.base.errors import CapacityError, ConfigError, InputError, PenstockError, StateError, UsageError
 from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
@@ -254,15 +254,18 @@ class EngineCore:
             rounds.warn_of_second(frame, turn)
         else:
             self.check_ready()
-            if rounds.is_next(worker, turn):
+            enters = rounds.is_next(worker, turn)
+            if enters:
                 try:
                     frame = self._added(frame)
                     rounds.enter(worker, turn, frame)
                 except BadRowsError:
                     return None
-            elif frame.audit is not None:
-                return None
-            else:
+                except InputError:  # a sum is not finite: this ends the step, as if the frame had come early
+                    enters = False
+            if not enters:
+                if frame.audit is not None:
+                    return None
                 rounds.wait(worker, turn, frame)
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
         context.counters.count(frame, not is_stale)

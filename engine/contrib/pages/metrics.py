@@ -299,7 +299,7 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_pending_frames", "frames accumulated in the gate", snapshot.num_accumulated)
     yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
     late = "frames applied although their step was behind"
-    yield labelled("penstock_late_frames_total", Counter, late, "steps", by_power_of_two(snapshot.late))
+    yield labelled("penstock_late_frames_total", Counter, late, "steps_behind", by_power_of_two(snapshot.late))
     yield labelled("penstock_absent_steps_total", Counter, "steps without a frame", "worker", snapshot.absent)
     yield labelled("penstock_early_frames", Gauge, "frames that wait for other workers", "worker", snapshot.early)
     yield Gauge("penstock_round_wait_seconds", "how long a step has waited for a worker", snapshot.waited_s)
