@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from penstock.model.frames import Array, Frame, Overflows, Rows, sum_error
 from penstock.model.gate_policy import GatePolicy, WorkerNames
 
 Rates = tuple[float, ...]
-Record = tuple[Mapping[str, Any], Mapping[str, Array]]  # of a frame: its header, and the rows of its tables
+EarlyRecord = tuple[Mapping[str, Any], Mapping[str, Array]]  # a frame: its header, and the rows of its tables
 
 
 @dataclass(eq=False)
@@ -261,7 +261,7 @@ class Rounds:
             "absent": dict(self.absent),
         }
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[EarlyRecord]:
         """Yield the frames that wait: header and arrays of each, whose names begin with the number of a table."""
         for worker, early in sorted(self._early.items()):
             for each in early:
@@ -285,7 +285,7 @@ class Rounds:
                     arrays[f"{number}.grads"] = np.concatenate(grads)
                 yield header, arrays
 
-    def set_state(self, state: Mapping[str, Any], frames: Sequence[Record]) -> None:
+    def set_state(self, state: Mapping[str, Any], frames: Iterable[EarlyRecord]) -> None:
         """Restore the state and the frames that wait."""
         self._clear()
         self.names.spelling = state["spelling"]
@@ -295,7 +295,7 @@ class Rounds:
         self.absent = Counter({str(name): int(count) for name, count in state["absent"].items()})
         for header, arrays in frames:
             self._append(int(header["worker"]), int(header["turn"]), _frame_of(header, arrays))
-        if self.num_early != len(frames) or any(worker >= self.names.count for worker in self._early):
+        if self.num_early != int(state["early"]) or any(worker >= self.names.count for worker in self._early):
             raise StateError("the frames before their turn are not of these workers")
 
 

@@ -309,3 +309,62 @@ def test_frames_at_most_so_many_steps_behind_are_applied(steps, most, num_requir
             step, held = step + 1, 0
     assert (report.steps, report.stale, report.pending, report.late) == (step, stale, held, late.total())
     assert engine.gate.late == dict(sorted(late.items()))
+
+
+# ---- replays
+
+
+def logs_of(folder, seed, workers=3, steps=6):
+    """Write a log per worker, with steps that it leaves out, frames without rows and two batches per frame."""
+    rng = np.random.default_rng(seed)
+    schema = pa.schema({"step": pa.int64(), "id": pa.int64(), "gradient": pa.list_(pa.float32(), DIM)})
+    paths = [folder / f"{worker}.arrows" for worker in range(workers)]
+    for worker, path in enumerate(paths):
+        with pa.ipc.new_stream(path, schema) as log:
+            for step in range(steps):
+                if worker and rng.random() < 0.2:
+                    continue
+                num = 0 if rng.random() < 0.2 else 2 * int(rng.integers(1, 4))
+                columns = {"step": [step] * num, "id": rng.integers(0, ROWS, num).tolist()}
+                batch = pa.RecordBatch.from_pydict(
+                    {**columns, "gradient": rng.normal(size=(num, DIM)).astype(np.float32).tolist()}, schema
+                )
+                log.write_batch(batch.slice(0, num // 2))
+                log.write_batch(batch.slice(num // 2), {"penstock.end": "", "penstock.step": str(step)})
+    return paths
+
+
+@pytest.mark.parametrize("table", ["plain", "keyed", "cached"])
+def test_a_replay_that_is_stopped_and_resumed_anywhere_has_the_hash_of_a_whole_one(table, tmp_path):
+    paths = logs_of(tmp_path, 1)
+    whole = ps.Engine(CONFIGS[table], workers=3)
+    report = whole.run(paths)
+    assert report.steps == 6
+    for stops in ([1, 2], [4], [7, 9], [12]):
+        folder = tmp_path / "-".join(map(str, stops))
+        engine = ps.Engine(CONFIGS[table], workers=3)
+        for stop in stops:
+            engine.run(paths, limit=stop, checkpoint=folder, resume=stop != stops[0])
+            engine = ps.Engine.restore(folder)
+        last = engine.run(paths, checkpoint=folder, resume=True)
+        assert (last.skipped, last.pending) == (stops[-1], report.pending)
+        assert engine.state_hash() == whole.state_hash()
+
+
+def test_sources_may_be_read_in_any_order(tmp_path):
+    paths = logs_of(tmp_path, 2)
+    hashes = set()
+    for merge in (None, "step", "round"):
+        engine = ps.Engine(CONFIGS["plain"], workers=["a", "b", "c"])
+        engine.run(paths, merge=merge)
+        hashes.add(engine.state_hash())
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("step", ["x", "1.5", str(1 << 63)])
+def test_the_step_of_a_frame_without_rows_is_an_integer(step, tmp_path):
+    schema = pa.schema({"step": pa.int64(), "id": pa.int64(), "gradient": pa.list_(pa.float32(), DIM)})
+    with pa.ipc.new_stream(tmp_path / "log.arrows", schema) as log:
+        log.write_batch(pa.RecordBatch.from_pylist([], schema), {"penstock.end": "", "penstock.step": step})
+    with pytest.raises(ps.InputError, match=r"metadata penstock\.step: expected an int64, got"):
+        ps.Engine(CONFIGS["plain"], workers=1).run(tmp_path / "log.arrows")

@@ -19,6 +19,7 @@ from penstock.base.errors import InputError
 from penstock.base.threads import ThreadTeam
 from penstock.core.engine_core import EngineCore
 from penstock.core.pipeline import Pipeline, TableStore, store_of
+from penstock.core.rounds import EarlyRecord
 from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader
 from penstock.model.config.specs import TableSpec
@@ -126,7 +127,8 @@ class LookAhead:
         if self._gate is not None:
             try:
                 read.frame = self._core.reduced(read.frame)
-                if self._reader.options.on_bad_row != "error":
+                # A frame that waits for its turn is whole and valid.
+                if self._reader.options.on_bad_row != "error" or self._core.turns is not None:
                     read.frame = read.frame.audited()
                 self._gate.admit(self._ids(read.frame))
                 self._gate.open()
@@ -146,7 +148,7 @@ class LookAhead:
     def _note(self, read: _Read) -> None:
         read.num_opened, read.moment = self._num_opened, None
         if self._gate is not None:
-            read.moment = (self._gate.gate.global_step, self._gate.gate.num_accumulated)
+            read.moment = (self._gate.gate.global_step, self._gate.num_pending)
 
     # ---- openings
 
@@ -160,6 +162,8 @@ class LookAhead:
             pipeline = Pipeline(stores, ThreadTeam(core.pipeline.team.threads))
             self._gate = TrialGate(core.policy, pipeline, partial(self._note_opening, stores))
             self._gate.gate.set_state(core.gate.get_state())
+            if core.turns is not None and self._gate.turns is not None:
+                self._gate.turns.set_state(core.turns.get_state(), map(self._ids_of, core.turns.records()))
             for name, store in stores.items():
                 state: dict[str, Any] = {}
                 for number, frame in enumerate(core.pipeline.stores[name].look()[0]):
@@ -168,6 +172,15 @@ class LookAhead:
                     of_frame = {"ids": ids, "sums": np.empty((len(ids), 0), np.float32), "counts": none, "frames": none}
                     state |= {f"{number}.{key}": array for key, array in of_frame.items()}
                 store.set_state(state)
+
+    def _ids_of(self, early: EarlyRecord) -> EarlyRecord:
+        """Return a frame that waits for its turn as ``_ids`` would."""
+        header, arrays = early
+        ids = {table: arrays[f"{number}.ids"] for number, table in enumerate(header["tables"]) if table in self._tables}
+        rows: dict[str, Any] = {}
+        for number, array in enumerate(ids.values()):
+            rows |= {f"{number}.ids": array, f"{number}.grads": np.empty((len(array), 0), np.float32)}
+        return {**header, "tables": list(ids)}, rows
 
     def _note_opening(self, stores: Mapping[str, TableStore]) -> None:
         self._openings.append({name: [frame.ids for frame in store.look()[0]] for name, store in stores.items()})
@@ -199,7 +212,7 @@ class LookAhead:
         if not read.frame.is_void:
             while self._openings and self._num_opened - len(self._openings) < read.num_opened:
                 self._openings.popleft()
-        if self._gate is None or read.frame.is_void or (gate.global_step, gate.num_accumulated) == read.moment:
+        if self._gate is None or read.frame.is_void or (gate.global_step, self._core.num_pending) == read.moment:
             return
         with gate.still():
             self._core.tables.forget_foreseen()
