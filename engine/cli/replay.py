@@ -42,6 +42,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
     quarantine = checked.quarantine
     keywords = keywords_of(args, "run", RunOptions)
     engine = make_engine(args, checked.config)
+    if engine.core.turns is not None:
+        engine.core.turns.most_bytes = args.queued_memory
     if engine.is_shared:
         engine.publish()
     watched = watching(args, engine)

@@ -178,7 +178,7 @@ class EngineCore:
         assert frame is not None
         try:
             if gate.is_due():
-                self._open_early(run, context)  # a full table has refused the step
+                self._open_early(context)  # a full table has refused the step
         except CapacityError as error:
             return Pushed(run, 0, 0, context, full=error)
         try:
@@ -283,8 +283,7 @@ class EngineCore:
                     gate.check_may_open()
                     self._open(context.rates.at(gate.global_step, rounds.rates), context)
                 elif (frame := rounds.head()) is not None:
-                    self._added(frame)
-                    rounds.enter_head()
+                    self._enter_head(frame)
                 elif rounds.is_absent:
                     rounds.pass_over()
                 else:
@@ -293,6 +292,18 @@ class EngineCore:
             if self._failure is not None:
                 raise
             return error
+
+    def _enter_head(self, frame: Frame) -> None:
+        """Add the frame whose turn it is to the sums. Raises InputError, and changes nothing, if one is not finite."""
+        assert self.turns is not None
+        try:
+            self._added(frame)
+        except PenstockError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.turns.enter_head()
 
     def contributed(self) -> dict[str, int]:
         """Return the frames that the gate holds, by the name of their contributor."""
@@ -325,11 +336,9 @@ class EngineCore:
             self.check_ready()
             if not (self.gate.num_accumulated if self.turns is None else self.turns.can_open_early):
                 return Pushed(NO_FRAMES, 0, 0, context)
-            pushed = self.gate.change(self._guarded, self._open_early, NO_FRAMES, context)
-            assert pushed is not None
-            return pushed
+            return self.gate.change(self._open_early, context)
 
-    def _open_early(self, _: FrameRun, context: Context) -> Pushed:
+    def _open_early(self, context: Context) -> Pushed:
         gate, rounds = self.gate, self.turns
         self.check_ready()
         gate.check_may_open()
@@ -339,8 +348,7 @@ class EngineCore:
             if (frame := rounds.head()) is None:
                 rounds.pass_over(counts=rounds.is_absent)
             else:
-                self._added(frame)
-                rounds.enter_head()
+                self._enter_head(frame)
         return self._open(context.rates.at(gate.global_step, rounds.rates), context)
 
     def _open(self, values: tuple[float, ...], context: Context) -> Pushed:

@@ -23,6 +23,8 @@ from penstock.core.gate import Gate
 from penstock.model.frames import Array, Frame, Overflows, Rows, sum_error
 from penstock.model.gate_policy import GatePolicy, WorkerNames
 
+# Memory of the frames that wait, where one source has those of several workers.
+MOST_BYTES = 1 << 30
 Rates = tuple[float, ...]
 EarlyRecord = tuple[Mapping[str, Any], Mapping[str, Array]]  # a frame: its header, and the rows of its tables
 
@@ -40,7 +42,7 @@ class Rounds:
     """The turns of workers. Call every method under the gate's lock.
 
     gate : counts turns, and is due when the step has had that of each worker
-    ahead : frames of one worker that may wait
+    ahead : frames of one worker that may wait; most_bytes : of all that wait
 
     num_taken : frames in the sums of the step; num_early, nbytes : frames that wait for their turn, and their bytes
     absent : by worker, how many steps it had no frame for
@@ -48,7 +50,7 @@ class Rounds:
 
     def __init__(self, policy: GatePolicy, gate: Gate) -> None:
         assert policy.workers is not None
-        self._gate, self.ahead = gate, policy.ahead
+        self._gate, self.ahead, self.most_bytes = gate, policy.ahead, MOST_BYTES
         self.names = WorkerNames(policy.workers)
         self._clear()
         self.absent: Counter[str] = Counter()
@@ -76,6 +78,12 @@ class Rounds:
         turn = turn if step is None else step
         self._check_rates(frame, worker, turn)
         self._check_some_present(frame, worker, turn)
+        if self.nbytes > self.most_bytes and not self.is_next(worker, turn):
+            raise InputError(
+                f"worker '{self.names.name(worker)}' is too far ahead: {self.nbytes:,} bytes of frames wait for their "
+                f"turn (--queued-memory), and step {self._gate.global_step} for {listed(self.missing())}",
+                source=frame.source,
+            )
         return worker, turn, False
 
     def is_next(self, worker: int, turn: int) -> bool:

@@ -194,6 +194,12 @@ class RoundOptions:
     max_staleness: int | None = option(
         "steps that a frame may be behind (default: the configuration's, or 0)", flag=Flag("N", whole())
     )
+    queued_memory: int = option(
+        "memory of the frames of workers that wait for those of others",
+        1 << 30,
+        frozenset({"run"}),
+        Flag("MB", megabytes, unit=1 << 20),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -368,3 +368,14 @@ def test_the_step_of_a_frame_without_rows_is_an_integer(step, tmp_path):
         log.write_batch(pa.RecordBatch.from_pylist([], schema), {"penstock.end": "", "penstock.step": step})
     with pytest.raises(ps.InputError, match=r"metadata penstock\.step: expected an int64, got"):
         ps.Engine(CONFIGS["plain"], workers=1).run(tmp_path / "log.arrows")
+
+
+def test_frames_of_one_source_that_are_far_ahead_end_it_with_the_names(tmp_path):
+    names = ["rank-0"] * 4 + ["rank-1"] * 4
+    rows = {"step": [*range(4)] * 2, "id": [1] * 8, "gradient": [[1.0, 1.0]] * 8, "contributor": names}
+    engine = engine_of()
+    engine.core.turns.most_bytes = 1
+    with pytest.raises(ps.InputError, match=r"worker 'rank-0' is too far ahead: 16 bytes .* and step 0 for rank-1"):
+        engine.run(pa.table(rows))
+    assert engine.gate.num_accumulated == 2
+    assert engine_of().run(pa.table(rows)).steps == 4

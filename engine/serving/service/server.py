@@ -68,6 +68,8 @@ class Service:
         self.wants_to_end = threading.Event()
         self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None, last=last)
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
+        if engine.core.turns is not None:
+            engine.core.turns.most_bytes = limits.queued_bytes
         self.producers = Producers(self.sequencer, reading, limits)
         self.readers = Readers(engine, self.sequencer, self.log)
         rows, self._lookup_counts = EngineRows(engine, self.sequencer), LookupCounts()
