@@ -122,6 +122,11 @@ class Step:
             )
         required = self.store.num_required
         needs_all = required == ranks > 1 or (self.store.in_rounds and required > 1)
+        if synchronous is False and self.store.in_rounds and required > 1:
+            raise UsageError(
+                f"synchronous=False: the service takes rounds of {required} workers, and a second frame of a step would "
+                "be stale; leave it out, or serve --num-required 1 --max-staleness N"
+            )
         self.store.synchronous = needs_all if synchronous is None else synchronous
         self._keep = whole("keep", keep, 1)
         self.store.step_owner = self
@@ -204,7 +209,8 @@ class Step:
 
         Notes
         -----
-        Without gradients of rows no frame is sent. A step that is interrupted sends its frame once, or not at all.
+        Without gradients of rows no frame is sent, but in rounds of several ranks one without rows. A step that is
+        interrupted sends its frame once, or not at all.
         """
         if self.store.step_owner is not self:
             raise UsageError("step: a newer Step pushes the gradients of this store")
