@@ -124,8 +124,8 @@ class Step:
         needs_all = required == ranks > 1 or (self.store.in_rounds and required > 1)
         if synchronous is False and self.store.in_rounds and required > 1:
             raise UsageError(
-                f"synchronous=False: the service takes rounds of {required} workers, and a second frame of a step would "
-                "be stale; leave it out, or serve --num-required 1 --max-staleness N"
+                f"synchronous=False: the service takes rounds of {required} workers, where a second frame of a step "
+                "would be stale; leave it out, or serve --num-required 1 --max-staleness N"
             )
         self.store.synchronous = needs_all if synchronous is None else synchronous
         self._keep = whole("keep", keep, 1)
