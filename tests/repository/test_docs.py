@@ -58,7 +58,7 @@ SETUP_CODE = {
     "docs/log.md": "",
 }
 # Page → the library that its Python needs.
-LIBRARIES = {"docs/torch.md": "torch", "docs/tutorials/from_torch.md": "torch"}
+LIBRARIES = dict.fromkeys(["docs/torch.md", "docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
 COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|(connect|store)\(\"grpc)")
 
