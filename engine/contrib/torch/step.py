@@ -25,6 +25,11 @@ class _Frame(NamedTuple):
     step: int
 
 
+def _num_ranks() -> int:
+    """Return the number of ranks of ``torch.distributed``; without it, 1."""
+    return distributed.get_world_size() if is_distributed() else 1
+
+
 def _is_in_first_step(scaler: Any, opt: Any) -> bool:
     """Return whether a GradScaler has scaled its first loss, and has not unscaled the gradients of an optimizer.
 
@@ -110,7 +115,7 @@ class Step:
         if dense_optimizer is not None:
             with suppress(AttributeError):  # a wrapper of an optimizer may have no hooks
                 dense_optimizer.register_step_post_hook(self._warn_if_rows_wait)
-        ranks = distributed.get_world_size() if is_distributed() else 1
+        ranks = _num_ranks()
         if ranks > 1 and isinstance(self.store, EngineStore):
             raise UsageError(
                 f"Step: this engine would get the gradients of one rank of {ranks}; serve its configuration (penstock "
@@ -147,6 +152,56 @@ class Step:
         pulled = self._pending()
         add_repeated(pulled)  # a norm of parts is not that of their sum
         return [*groups, {"params": [part.rows for part in pulled]}]
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together, those of rows and of the dense optimizer's parameters, in place.
+
+        Parameters
+        ----------
+        max_norm : float
+            The largest norm: larger gradients are scaled down to it.
+        norm_type : float
+            The p of the norm, above 0; may be ``"inf"``.
+        error_if_nonfinite : bool
+            Whether a norm that is not finite is an error, before a gradient changes.
+
+        Returns
+        -------
+        Tensor
+            The norm before clipping, of one value.
+
+        Raises
+        ------
+        UsageError
+            If ``norm_type`` is 0 or below, where the rows that a batch has no ids of would count.
+        RuntimeError
+            If the norm is not finite and ``error_if_nonfinite`` says so: torch's error.
+
+        Notes
+        -----
+        As ``torch.nn.utils.clip_grad_norm_`` over all weights: a row that several forward passes pulled counts once,
+        with the sum of its gradients. Call it after the last backward pass. A GradScaler has to unscale first:
+        ``scaler.unscale_(opt)``.
+
+        Each rank clips its own gradients by its own norm, as the gate adds up those of rows later. With
+        DistributedDataParallel, dense parameters would drift apart by that, so that this is a UserWarning: clip them
+        without the rows.
+        """
+        if float(norm_type) <= 0:
+            raise UsageError(f"clip_grad_norm_: expected norm_type above 0, got {norm_type!r}")
+        if self.dense_optimizer is not None and _num_ranks() > 1:
+            warnings.warn(
+                "clip_grad_norm_: each rank scales its gradients by its own norm, which contains those of its rows, so "
+                "that dense parameters drift apart; clip them alone (torch.nn.utils.clip_grad_norm_ of the model's "
+                'parameters()), and rows alone (of opt.param_groups[-1]["params"])',
+                stacklevel=2,
+            )
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        # A batch without ids has rows of no size, whose largest value torch refuses to take.
+        parameters = [parameter for parameter in parameters if parameter.grad is None or parameter.grad.numel()]
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
     @property
     def state(self) -> dict[Any, Any]:
