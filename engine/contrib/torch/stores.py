@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 import penstock.base.forks as forks
-from penstock.base.errors import StateError, UsageError, listed, unreleased
+from penstock.base.errors import StateError, UsageError, close_names, listed, unreleased
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
 from penstock.model.version import Version
@@ -93,6 +93,13 @@ def distinct(ids: Ids) -> tuple[Ids, Int64]:
     result = np.empty(len(table), ids.dtype)
     result[index] = ids
     return result, index
+
+
+def no_table(place: str, name: object, tables: Iterable[str]) -> UsageError:
+    """Return the error for a table that is none of these. place : begins its text"""
+    near = close_names(name, tables) if isinstance(name, str) else []
+    hint = f"did you mean '{near[0]}'?" if near else f"expected one of {listed(tables)}"
+    return UsageError(f"{place}: no table {name!r}; {hint}")
 
 
 class Store(ABC):
