@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock.base.forks as forks
-from penstock.base.errors import InputError, PenstockError, StateError, UsageError, listed
+from penstock.base.errors import ConfigError, InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
 from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
 from penstock.io.list_columns import list_column, list_type
@@ -154,8 +154,16 @@ class ServiceStore(Store):
 
     # ---- gradients in
 
-    def _push(self, blocks: Sequence[Block], step: int) -> None:
-        batches = [self._batch(block, step) for block in blocks]
+    def check_rates(self, tags: Collection[int]) -> None:
+        for name, info in self.tables.items():
+            if info.tag is not None and info.tag not in tags and info.served_rate is None:
+                raise UsageError(
+                    f"learning_rates: frames carry the rates of all dynamic tags, and that of table '{name}' is "
+                    f"missing; give it, too, or start the service with --learning-rate {info.tag}=VALUE"
+                )
+
+    def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None:
+        batches = [self._batch(block, step, rates) for block in blocks]
         self._limited(lambda: self._pushed(batches), f"its position of producer '{self.contributor}'")
 
     def _pushed(self, batches: list[pa.RecordBatch]) -> None:
@@ -169,11 +177,11 @@ class ServiceStore(Store):
                 finally:
                     self.frames = producer.last  # also if the frame stays buffered
             self._settle()
-        except InputError:  # the service has refused the frame, and would again
+        except (InputError, ConfigError):  # the service has refused the frame, and would again
             self._producer = None
             raise
 
-    def _batch(self, block: Block, step: int) -> pa.RecordBatch:
+    def _batch(self, block: Block, step: int, rates: Mapping[int, float] | None) -> pa.RecordBatch:
         """Return a block as rows of a frame, without a copy of its gradients."""
         numbers = {name: number for number, name in enumerate(self.tables)}
         codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
@@ -185,6 +193,11 @@ class ServiceStore(Store):
             "id": pa.array(ids),
             "gradient": list_column(block.rows, self._kind),
         }
+        if rates is not None:
+            # A tag without an entry has a rate of the service's flags, which take precedence.
+            served = {info.tag: info.served_rate for info in self.tables.values() if info.tag is not None}
+            values = np.array([rates.get(tag, served[tag]) for tag in sorted(served)], np.float32)
+            columns["learning_rates"] = list_column(np.tile(values, (len(ids), 1)), list_type([len(values)]))
         return pa.RecordBatch.from_pydict(columns)
 
     def _open_producer(self) -> Producer:
@@ -333,8 +346,15 @@ def _requests(ids: Mapping[str, Ids], tables: Mapping[str, TableInfo]) -> list[d
 def _info(schema: pa.Schema) -> TableInfo:
     metadata = schema.metadata
     rows = metadata.get(b"penstock.vocabulary_size")
-    dim = schema.field("row").type.list_size
-    return TableInfo(dim, None if rows is None else int(rows), b"penstock.changes_alone" in metadata)
+    dim, tag = schema.field("row").type.list_size, metadata.get(b"penstock.learning_rate_tag")
+    rate = metadata.get(b"penstock.learning_rate")
+    return TableInfo(
+        dim,
+        None if rows is None else int(rows),
+        b"penstock.changes_alone" in metadata,
+        None if tag is None else int(tag),
+        None if rate is None else float(rate),
+    )
 
 
 class _Writable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,14 +15,16 @@ from penstock.base.errors import UsageError, UsageTypeError
 from penstock.contrib.torch.modules import StoreModule
 from penstock.contrib.torch.open_store import is_distributed
 from penstock.contrib.torch.pulled_rows import PulledRows, add_repeated, blocks_of
+from penstock.contrib.torch.row_rates import RowRates
 from penstock.contrib.torch.stores import Block, EngineStore, StepReport
 
 
 class _Frame(NamedTuple):
-    """Gradients of rows. step : that the first of the rows were read at"""
+    """Gradients of rows. step : that the first of the rows were read at; rates : by tag; None: the tables' own"""
 
     blocks: list[Block]
     step: int
+    rates: dict[int, float] | None
 
 
 def _num_ranks() -> int:
@@ -53,14 +55,19 @@ class Step:
     synchronous : bool or None
         Whether a step waits until the gate has opened, which needs a frame of each other rank. None: if the gate needs
         as many frames as ``torch.distributed`` has ranks.
+    learning_rates : mapping or None
+        Rates of the rows of tables with dynamic learning rates, by the name of the table or by tag. Each is a function
+        of the global step, or a scheduler of ``torch.optim``, whose last rate counts; if that has several parameter
+        groups, ``(scheduler, NUMBER)``, from 0. None: the rates of the tables' optimizers.
 
     Raises
     ------
     UsageError
         If the modules belong to no store or to several, or an engine of this process would miss the gradients of other
-        ranks.
+        ranks; or if a table of ``learning_rates`` does not exist, or has another rate than these.
     UsageTypeError
-        If ``modules`` is no module, for example parameters, or ``dense_optimizer`` no optimizer.
+        If ``modules`` is no module, for example parameters, ``dense_optimizer`` no optimizer, or a rate neither a
+        function nor a scheduler.
 
     Notes
     -----
@@ -94,6 +101,7 @@ class Step:
         dense_optimizer: torch.optim.Optimizer | None = None,
         *,
         synchronous: bool | None = None,
+        learning_rates: Mapping[str | int, Any] | None = None,
     ) -> None:
         if not isinstance(modules, torch.nn.Module):
             raise UsageTypeError(
@@ -110,6 +118,7 @@ class Step:
                 f"torch.optim.Adam(model.parameters()), got {dense_optimizer!r}"
             )
         self.dense_optimizer = dense_optimizer
+        self._rates = RowRates(learning_rates or {}, self.store.tables)
         self._last_read = 0  # the step that the rows of the last frame were read at
         self._is_checked = False  # for a scaled loss
         if dense_optimizer is not None:
@@ -121,6 +130,8 @@ class Step:
                 f"Step: this engine would get the gradients of one rank of {ranks}; serve its configuration (penstock "
                 "serve --num-required …), and give every rank the address"
             )
+        if self._rates.tags:
+            self.store.check_rates(self._rates.tags)
         required = self.store.num_required
         self.store.synchronous = required == ranks > 1 if synchronous is None else synchronous
         self.store.step_owner = self
@@ -249,7 +260,7 @@ class Step:
             If the service stays unreachable, or a wait reaches its limit (ServiceTimeoutError). The frame is not lost:
             the next step sends it first.
         UsageError
-            If a newer Step pushes for this store, or it is closed.
+            If a newer Step pushes for this store, or it is closed, or a learning rate is not finite.
 
         Notes
         -----
@@ -318,12 +329,13 @@ class Step:
         self.store.pending.clear()
 
     def _frame(self) -> _Frame:
-        """Return the gradients of rows so far. Raises InputError if one is not finite."""
+        """Return the gradients of rows so far. Raises InputError if one is not finite, UsageError if a rate is not."""
         pulled = self._pending()
         if pulled and not self._is_checked:
             self._check_unscaled()
             self._is_checked = True
-        return _Frame(blocks_of(pulled), min((part.step for part in pulled), default=0))
+        blocks, step = blocks_of(pulled), min((part.step for part in pulled), default=0)
+        return _Frame(blocks, step, self._rates.at(step) if blocks and self._rates.tags else None)
 
     def _check_unscaled(self) -> None:
         """Raise UsageError if a GradScaler has begun to scale losses, but does not unscale the gradients of rows."""
@@ -339,7 +351,7 @@ class Step:
     def _push(self, frame: _Frame) -> None:
         self._drop_pending()  # before the push, so that an interrupted one is not repeated
         self._last_read = frame.step
-        self.store.push(frame.blocks, frame.step)
+        self.store.push(frame.blocks, frame.step, frame.rates)
 
     def _warn_of_stale_frames(self) -> None:
         """Warn of the first stale frame of the store."""

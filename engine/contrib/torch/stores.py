@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,11 +36,15 @@ class TableInfo(NamedTuple):
 
     num_rows : None: the table is dynamic
     changes_alone : whether a step changes only rows of its frames; not of a dynamic table or by a non-lazy optimizer
+    tag : of its learning rate; None: a constant
+    served_rate : what the flags of a service set the tag to; None: nothing
     """
 
     dim: int
     num_rows: int | None
     changes_alone: bool
+    tag: int | None = None
+    served_rate: float | None = None
 
 
 class StepReport(NamedTuple):
@@ -182,8 +186,8 @@ class Store(ABC):
 
     # ---- gradients in
 
-    def push(self, blocks: Sequence[Block], step: int) -> None:
-        """Push one frame of rows that were read at a step, and set ``report``."""
+    def push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None = None) -> None:
+        """Push one frame of rows that were read at a step, and set ``report``. rates : by tag; None: the tables'"""
         self._check_open()
         if not blocks and self.synchronous:
             raise UsageError(
@@ -193,7 +197,7 @@ class Store(ABC):
         if not blocks:
             return
         before = self.report.stale
-        self._push(blocks, step)
+        self._push(blocks, step, rates)
         if self._prefetcher is not None and self.report.stale == before:
             self._missed.append((self.report.step, {name: ids for block in blocks for name, ids in block.ids.items()}))
 
@@ -251,7 +255,11 @@ class Store(ABC):
     def _pull(self, ids: Mapping[str, Ids]) -> Pulled: ...
 
     @abstractmethod
-    def _push(self, blocks: Sequence[Block], step: int) -> None: ...
+    def check_rates(self, tags: Collection[int]) -> None:
+        """Raise UsageError if frames cannot have the learning rates of these tags alone."""
+
+    @abstractmethod
+    def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None: ...
 
     @abstractmethod
     def seek(self, frames: int) -> None:
@@ -289,6 +297,7 @@ class EngineStore(Store):
                 spec.dim,
                 None if spec.dynamic else spec.vocabulary_size,
                 spec.dynamic is None and not spec.rule.non_lazy,
+                spec.tag,
             )
             for name, spec in engine.core.tables.specs.items()
         }
@@ -303,12 +312,15 @@ class EngineStore(Store):
             rows = {name: engine.lookup(name, table_ids, forward=True) for name, table_ids in ids.items()}
             return Pulled(rows, engine.version)
 
-    def _push(self, blocks: Sequence[Block], step: int) -> None:
+    def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None:
         frame = {name: (ids, rows) for block in blocks for name, ids, rows in block.parts()}
-        applied = self._engine.apply(frame, local_step=step, contributor=self.contributor)
+        applied = self._engine.apply(frame, local_step=step, learning_rates=rates, contributor=self.contributor)
         self.frames += 1
         counts = (self.report.applied + applied, self.report.stale + (not applied))
         self.report = StepReport(self._engine.global_step, *counts, self._engine.gate.num_accumulated)
+
+    def check_rates(self, tags: Collection[int]) -> None:
+        """Do nothing: the engine knows the rates of its functions, and names those that are missing."""
 
     def seek(self, frames: int) -> None:
         self.frames = frames
