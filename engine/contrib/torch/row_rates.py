@@ -82,8 +82,9 @@ def _tag(key: Any, tables: Mapping[str, TableInfo]) -> tuple[int, str]:
 def _rate_of(entry: Any, place: str) -> Callable[[int], Any]:
     """Return the rate of an entry as a function of the step. Raises UsageError, UsageTypeError."""
     scheduler, group = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
+    is_class = isinstance(scheduler, type)  # of schedulers: it can be called, too
     last_rates = getattr(scheduler, "get_last_lr", None)
-    if callable(last_rates):
+    if callable(last_rates) and not is_class:
         count = len(last_rates())
         if group is None and count > 1:
             raise UsageError(
@@ -93,7 +94,7 @@ def _rate_of(entry: Any, place: str) -> Callable[[int], Any]:
         if not isinstance(number, int) or not 0 <= number < count:
             raise UsageError(f"{_NAME}: the scheduler of {place} has groups 0 to {count - 1}, got {number!r}")
         return lambda step: last_rates()[number]
-    if callable(entry):
+    if callable(entry) and not is_class:
         rate_at: Callable[[int], Any] = entry
         return rate_at
     raise UsageTypeError(

@@ -246,6 +246,7 @@ def test_entries_that_fit_no_table_are_refused_with_one_line():
             "expected a function of the step or a scheduler of torch.optim for table 'user', got float",
         ),
         (bags, {"user": torch.optim.SGD([torch.ones(1)])}, "scheduler of torch.optim for table 'user', got SGD"),
+        (bags, {"user": torch.optim.lr_scheduler.StepLR}, "scheduler of torch.optim for table 'user', got type"),
         (bags, ["user"], "expected a dict of table or tag → a function of the step or a scheduler, got list"),
     ):
         with pytest.raises(ps.UsageError) as raised:
