@@ -54,17 +54,17 @@ def check_given(values: Rates, num_tags: int) -> dict[int, float]:
 
 
 class LearningRates:
-    """Resolves the value of every tag at an opening."""
+    """Resolves the value of every tag at an opening. given : the rates of the call by tag, which take precedence"""
 
     def __init__(self, num_tags: int, rates: Rates, schedules: Mapping[int, Callable[..., Any]]) -> None:
         self.num_tags = num_tags
-        self._constants = check_given(rates, num_tags)
+        self.given = check_given(rates, num_tags)
         self._schedules = schedules
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
         """The tags whose only source of values is the frames."""
-        return tuple(t for t in range(self.num_tags) if t not in self._constants and t not in self._schedules)
+        return tuple(t for t in range(self.num_tags) if t not in self.given and t not in self._schedules)
 
     def complete(self) -> LearningRates:
         """Return these rates. Raises ConfigError if a tag is missing."""
@@ -79,7 +79,7 @@ class LearningRates:
     def constant(self) -> tuple[float, ...] | None:
         """One value per tag, if neither frames nor steps change them; else None."""
         tags = range(self.num_tags)
-        return tuple(self._constants[tag] for tag in tags) if all(tag in self._constants for tag in tags) else None
+        return tuple(self.given[tag] for tag in tags) if all(tag in self.given for tag in tags) else None
 
     def expected(self, global_step: int, last_rates: Sequence[float] | None) -> tuple[float, ...]:
         """Return one value per tag before a frame is there: where only frames have it, the last one, or NaN.
@@ -99,8 +99,8 @@ class LearningRates:
         return tuple(self._value(tag, global_step, frame_rates) for tag in range(self.num_tags))
 
     def _value(self, tag: int, global_step: int, frame_rates: Sequence[float] | None) -> float:
-        if tag in self._constants:
-            return self._constants[tag]
+        if tag in self.given:
+            return self.given[tag]
         if frame_rates is not None:
             return frame_rates[tag]
         if tag not in self._schedules:

@@ -57,11 +57,9 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
     """A service that listens, and ends in order."""
     engine = engine or ps.Engine(config_of())
     config = engine.config
-    rates = LearningRates(config.num_tags, None, {})
+    rates = LearningRates(config.num_tags, arguments.pop("learning_rates", None), {})
     bad = arguments.pop("on_bad_row", "error")
-    reading = ReadOptions(
-        config.id_ranges, features=config.features, unvalidated=True, on_bad_row=bad, needs_time=config.needs_time
-    )
+    reading = ReadOptions.of_config(config, {"on_bad_row": bad}, rates_needed=rates.missing, unvalidated=True)
     if not isinstance(tokens := arguments.get("tokens", {}), dict):
         arguments["tokens"] = dict.fromkeys(tokens, Role.OPERATOR)
     saving = None if folder is None else Saving(Folder(folder), every, resume)

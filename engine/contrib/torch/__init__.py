@@ -17,7 +17,7 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(needed, name="torch") from None
 
 from penstock.contrib.torch.jagged import JaggedTensor, KeyedTensor
-from penstock.contrib.torch.modules import Embedding, EmbeddingBag
+from penstock.contrib.torch.modules import Embedding, EmbeddingBag, requires_grad_
 from penstock.contrib.torch.open_store import store
 from penstock.contrib.torch.step import Step
 from penstock.contrib.torch.stores import StepReport, Store
@@ -33,5 +33,6 @@ __all__ = [
     "Step",
     "StepReport",
     "Store",
+    "requires_grad_",
     "store",
 ]

@@ -6,7 +6,7 @@ A pull happens outside of a compiled graph; all between it and the push is torch
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -42,7 +42,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         self.store = store
         self._like = torch.empty(0, device=device, dtype=dtype)  # no buffer: neither saved nor sent by DDP
         self._prefetched: tuple[object, LimitedCall[Planned]] | None = None
-        self._is_frozen = False
+        self._frozen: set[str] = set()  # tables whose rows get no gradient
 
     def prefetch(self, features: Any) -> None:
         """Pull the rows of the next batch on a thread. The next forward pass with the same object uses them.
@@ -76,9 +76,12 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         return result._replace(pulled=self.store.refreshed(result.ids, result.pulled))
 
     def _leaf(self, looked_up: Planned, names: list[str], padding: int | None = None) -> torch.Tensor:
-        """Return the rows of tables in one tensor. If it gets a gradient, the next step pushes that."""
+        """Return the rows of tables in one tensor. If it gets a gradient, the next step pushes that.
+
+        names : all frozen, or none
+        """
         rows = [looked_up.pulled.rows[name] for name in names]
-        needs_grad = self.training and not self._is_frozen and torch.is_grad_enabled()
+        needs_grad = self.training and torch.is_grad_enabled() and not self._frozen.intersection(names)
         leaf = leaf_of(rows, self._like, needs_grad, padding)
         if leaf.requires_grad:
             self._warn_without_step()
@@ -101,7 +104,9 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
     # ---- torch.nn.Module
 
     def requires_grad_(self, requires_grad: bool = True) -> StoreModule:
-        """Set whether training changes the rows that this module reads. The method of a module around it does not.
+        """Set whether training changes the rows that this module reads, from its next forward pass on.
+
+        That of a module around it reaches parameters only; ``penstock.torch.requires_grad_`` reaches rows, too.
 
         Parameters
         ----------
@@ -113,8 +118,16 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         StoreModule
             This module.
         """
-        self._is_frozen = not requires_grad
+        return self._set_frozen(self._table_names(), not requires_grad)
+
+    def _set_frozen(self, tables: Iterable[str], is_frozen: bool) -> StoreModule:
+        change = self._frozen.update if is_frozen else self._frozen.difference_update
+        change(tables)
         return self
+
+    def _table_names(self) -> list[str]:
+        """Return the tables that this module reads."""
+        raise NotImplementedError
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> StoreModule:
         super()._apply(fn, recurse)
@@ -134,6 +147,50 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
             f"cannot pickle or copy '{type(self).__name__}': its rows are in {self.store!r}; save state_dict() and the "
             "tables, or copy what materialize() returns"
         )
+
+
+def requires_grad_(module: torch.nn.Module, requires_grad: bool = True) -> torch.nn.Module:
+    """Set whether training changes a model: its parameters, as torch does, and the rows that its modules read.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The model, or a part of it.
+    requires_grad : bool
+        False: freeze all of it.
+
+    Returns
+    -------
+    torch.nn.Module
+        The module.
+
+    Raises
+    ------
+    UsageTypeError
+        If ``module`` is no module.
+
+    Notes
+    -----
+    The method ``requires_grad_`` of a model reaches parameters only, and rows are none. A module that reads the same
+    table and is not part of this one trains its rows all the same. As in torch, a ``state_dict`` does not contain it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import penstock as ps, penstock.torch as pt
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> bag = pt.EmbeddingBag(8, 2, store=pt.store(ps.Engine(ps.EmbeddingConfig.from_tables([table]))))
+    >>> model = pt.requires_grad_(torch.nn.Sequential(bag, torch.nn.Linear(2, 1)), False)
+    >>> model(torch.tensor([[5, 3]])).requires_grad
+    False
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise UsageTypeError(f"requires_grad_: expected a torch.nn.Module, got {type(module).__name__}")
+    module.requires_grad_(requires_grad)
+    for part in module.modules():
+        if isinstance(part, StoreModule):
+            part.requires_grad_(requires_grad)
+    return module
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -187,6 +244,9 @@ class _SingleTable(StoreModule):
             padding_idx %= num_embeddings
         self.table = checked_table(self.store, table, num_embeddings, embedding_dim)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+
+    def _table_names(self) -> list[str]:
+        return [self.table]
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

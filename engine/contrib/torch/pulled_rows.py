@@ -125,7 +125,9 @@ def add_repeated(pulled: Sequence[PulledRows]) -> None:
         gradients: Any = part.rows.grad
         by_table = gradients.split([len(ids) for ids in part.ids.values()])
         for (name, ids), rows in zip(part.ids.items(), by_table, strict=True):
-            parts.setdefault(name, []).append((ids, rows))
+            end = len(ids) if part.padding is None else part.padding
+            around = (ids[:end], rows[:end]), (ids[end + 1 :], rows[end + 1 :])  # a padding row gets no gradient
+            parts.setdefault(name, []).extend(piece for piece in around if len(piece[0]))
     for pieces in parts.values():
         if len(pieces) > 1:
             _add_to_first(pieces)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock.base.forks as forks
-from penstock.base.errors import InputError, PenstockError, StateError, UsageError, listed
+from penstock.base.errors import ConfigError, InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
 from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
 from penstock.io.list_columns import list_column, list_type
@@ -157,13 +157,20 @@ class ServiceStore(Store):
 
     # ---- gradients in
 
-    def _push(self, blocks: Sequence[Block], step: int) -> None:
-        batches = [self._batch(block, step) for block in blocks]
-        no_rows = None if batches else self.report.step  # a rank without rows has its turn in the round all the same
-        self._limited(
-            lambda: self._pushed(batches or [self._nothing()], no_rows),
-            f"its position of producer '{self.contributor}'",
-        )
+    def check_rates(self, tags: Collection[int]) -> None:
+        for name, info in self.tables.items():
+            if info.tag is not None and info.tag not in tags and info.served_rate is None:
+                raise UsageError(
+                    f"learning_rates: frames carry the rates of all dynamic tags, and that of table '{name}' is "
+                    f"missing; give it, too, or start the service with --learning-rate {info.tag}=VALUE"
+                )
+
+    def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None:
+        # A rank without rows has its turn in a round all the same.
+        no_rows = None if blocks else self.report.step
+        nothing = Block({}, np.zeros((0, next(iter(self.tables.values())).dim), np.float32))
+        batches = [self._batch(block, step, rates) for block in blocks or [nothing]]
+        self._limited(lambda: self._pushed(batches, no_rows), f"its position of producer '{self.contributor}'")
 
     def _pushed(self, batches: list[pa.RecordBatch], no_rows: int | None = None) -> None:
         """Send a frame, and wait until it is applied. no_rows : of one without rows, its step"""
@@ -176,35 +183,29 @@ class ServiceStore(Store):
                 finally:
                     self.frames = producer.last  # also if the frame stays buffered
             self._settle()
-        except InputError:  # the service has refused the frame, and would again
+        except (InputError, ConfigError):  # the service has refused the frame, and would again
             self._producer = None
             raise
 
-    def _batch(self, block: Block, step: int) -> pa.RecordBatch:
+    def _batch(self, block: Block, step: int, rates: Mapping[int, float] | None) -> pa.RecordBatch:
         """Return a block as rows of a frame, without a copy of its gradients."""
         numbers = {name: number for number, name in enumerate(self.tables)}
-        codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
+        counts = np.array([len(ids) for ids in block.ids.values()], np.int64)
+        codes = np.repeat(np.array([numbers[name] for name in block.ids], np.int32), counts)
         # One type in all frames of the stream. Exact: these ids have been looked up, so that the tables have them.
-        ids = np.concatenate(list(block.ids.values()), dtype=self._id_type, casting="unsafe")
+        ids = np.concatenate([np.zeros(0, self._id_type), *block.ids.values()], dtype=self._id_type, casting="unsafe")
         columns = {
-            "table": pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), self._names),
+            "table": pa.DictionaryArray.from_arrays(pa.array(codes), self._names),
             "step": pa.array(np.full(len(ids), step)),
             "id": pa.array(ids),
             "gradient": list_column(block.rows, self._kind),
         }
+        if rates is not None:
+            # A tag without an entry has a rate of the service's flags, which take precedence.
+            served = {info.tag: info.served_rate for info in self.tables.values() if info.tag is not None}
+            values = np.array([rates.get(tag, served[tag]) for tag in sorted(served)], np.float32)
+            columns["learning_rates"] = list_column(np.tile(values, (len(ids), 1)), list_type([len(values)]))
         return pa.RecordBatch.from_pydict(columns)
-
-    def _nothing(self) -> pa.RecordBatch:
-        """Return the columns of a frame without rows."""
-        schema = pa.schema(
-            {
-                "table": pa.dictionary(pa.int32(), pa.utf8()),
-                "step": pa.int64(),
-                "id": pa.from_numpy_dtype(self._id_type),
-                "gradient": self._kind,
-            }
-        )
-        return pa.RecordBatch.from_pylist([], schema)
 
     def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
@@ -381,8 +382,15 @@ def _requests(ids: Mapping[str, Ids], tables: Mapping[str, TableInfo]) -> list[d
 def _info(schema: pa.Schema) -> TableInfo:
     metadata = schema.metadata
     rows = metadata.get(b"penstock.vocabulary_size")
-    dim = schema.field("row").type.list_size
-    return TableInfo(dim, None if rows is None else int(rows), b"penstock.changes_alone" in metadata)
+    dim, tag = schema.field("row").type.list_size, metadata.get(b"penstock.learning_rate_tag")
+    rate = metadata.get(b"penstock.learning_rate")
+    return TableInfo(
+        dim,
+        None if rows is None else int(rows),
+        b"penstock.changes_alone" in metadata,
+        None if tag is None else int(tag),
+        None if rate is None else float(rate),
+    )
 
 
 class _Writable:

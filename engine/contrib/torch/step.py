@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,14 +16,21 @@ from penstock.base.validation import whole
 from penstock.contrib.torch.modules import StoreModule
 from penstock.contrib.torch.open_store import is_distributed
 from penstock.contrib.torch.pulled_rows import PulledRows, add_repeated, blocks_of
+from penstock.contrib.torch.row_rates import RowRates
 from penstock.contrib.torch.stores import Block, EngineStore, StepReport
 
 
 class _Frame(NamedTuple):
-    """Gradients of rows. step : that the first of the rows were read at"""
+    """Gradients of rows. step : that the first of the rows were read at; rates : by tag; None: the tables' own"""
 
     blocks: list[Block]
     step: int
+    rates: dict[int, float] | None
+
+
+def _num_ranks() -> int:
+    """Return the number of ranks of ``torch.distributed``; without it, 1."""
+    return distributed.get_world_size() if is_distributed() else 1
 
 
 def _is_in_first_step(scaler: Any, opt: Any) -> bool:
@@ -49,6 +56,10 @@ class Step:
     synchronous : bool or None
         Whether a step waits until the gate has opened, which needs a frame of each other rank. None: if the gate needs
         as many frames as ``torch.distributed`` has ranks, or has rounds.
+    learning_rates : mapping or None
+        Rates of the rows of tables with dynamic learning rates, by the name of the table or by tag. Each is a function
+        of the global step, or a scheduler of ``torch.optim``, whose last rate counts; if that has several parameter
+        groups, ``(scheduler, NUMBER)``, from 0. None: the rates of the tables' optimizers.
     keep : int
         How many of the versions that ``state_dict`` has tagged stay, in rounds.
 
@@ -56,9 +67,10 @@ class Step:
     ------
     UsageError
         If the modules belong to no store or to several, or an engine of this process would miss the gradients of other
-        ranks.
+        ranks; or if a table of ``learning_rates`` does not exist, or has another rate than these.
     UsageTypeError
-        If ``modules`` is no module, for example parameters, or ``dense_optimizer`` no optimizer.
+        If ``modules`` is no module, for example parameters, ``dense_optimizer`` no optimizer, or a rate neither a
+        function nor a scheduler.
 
     Notes
     -----
@@ -92,6 +104,7 @@ class Step:
         dense_optimizer: torch.optim.Optimizer | None = None,
         *,
         synchronous: bool | None = None,
+        learning_rates: Mapping[str | int, Any] | None = None,
         keep: int = 3,
     ) -> None:
         if not isinstance(modules, torch.nn.Module):
@@ -109,17 +122,20 @@ class Step:
                 f"torch.optim.Adam(model.parameters()), got {dense_optimizer!r}"
             )
         self.dense_optimizer = dense_optimizer
+        self._rates = RowRates(learning_rates or {}, self.store.tables)
         self._last_read = 0  # the step that the rows of the last frame were read at
         self._is_checked = False  # for a scaled loss
         if dense_optimizer is not None:
             with suppress(AttributeError):  # a wrapper of an optimizer may have no hooks
                 dense_optimizer.register_step_post_hook(self._warn_if_rows_wait)
-        ranks = distributed.get_world_size() if is_distributed() else 1
+        ranks = _num_ranks()
         if ranks > 1 and isinstance(self.store, EngineStore):
             raise UsageError(
                 f"Step: this engine would get the gradients of one rank of {ranks}; serve its configuration (penstock "
                 "serve --num-required …), and give every rank the address"
             )
+        if self._rates.tags:
+            self.store.check_rates(self._rates.tags)
         required = self.store.num_required
         needs_all = required == ranks > 1 or (self.store.in_rounds and required > 1)
         if synchronous is False and self.store.in_rounds and required > 1:
@@ -158,6 +174,56 @@ class Step:
         pulled = self._pending()
         add_repeated(pulled)  # a norm of parts is not that of their sum
         return [*groups, {"params": [part.rows for part in pulled]}]
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together, those of rows and of the dense optimizer's parameters, in place.
+
+        Parameters
+        ----------
+        max_norm : float
+            The largest norm: larger gradients are scaled down to it.
+        norm_type : float
+            The p of the norm, above 0; may be ``"inf"``.
+        error_if_nonfinite : bool
+            Whether a norm that is not finite is an error, before a gradient changes.
+
+        Returns
+        -------
+        Tensor
+            The norm before clipping, of one value.
+
+        Raises
+        ------
+        UsageError
+            If ``norm_type`` is 0 or below, where the rows that a batch has no ids of would count.
+        RuntimeError
+            If the norm is not finite and ``error_if_nonfinite`` says so: torch's error.
+
+        Notes
+        -----
+        As ``torch.nn.utils.clip_grad_norm_`` over all weights: a row that several forward passes pulled counts once,
+        with the sum of its gradients. Call it after the last backward pass. A GradScaler has to unscale first:
+        ``scaler.unscale_(opt)``.
+
+        Each rank clips its own gradients by its own norm, as the gate adds up those of rows later. With
+        DistributedDataParallel, dense parameters would drift apart by that, so that this is a UserWarning: clip them
+        without the rows.
+        """
+        if float(norm_type) <= 0:
+            raise UsageError(f"clip_grad_norm_: expected norm_type above 0, got {norm_type!r}")
+        if self.dense_optimizer is not None and _num_ranks() > 1:
+            warnings.warn(
+                "clip_grad_norm_: each rank scales its gradients by its own norm, which contains those of its rows, so "
+                "that dense parameters drift apart; clip them alone (torch.nn.utils.clip_grad_norm_ of the model's "
+                'parameters()), and rows alone (of opt.param_groups[-1]["params"])',
+                stacklevel=2,
+            )
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        # A batch without ids has rows of no size, whose largest value torch refuses to take.
+        parameters = [parameter for parameter in parameters if parameter.grad is None or parameter.grad.numel()]
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -205,7 +271,7 @@ class Step:
             If the service stays unreachable, or a wait reaches its limit (ServiceTimeoutError). The frame is not lost:
             the next step sends it first.
         UsageError
-            If a newer Step pushes for this store, or it is closed.
+            If a newer Step pushes for this store, or it is closed, or a learning rate is not finite.
 
         Notes
         -----
@@ -275,12 +341,13 @@ class Step:
         self.store.pending.clear()
 
     def _frame(self) -> _Frame:
-        """Return the gradients of rows so far. Raises InputError if one is not finite."""
+        """Return the gradients of rows so far. Raises InputError if one is not finite, UsageError if a rate is not."""
         pulled = self._pending()
         if pulled and not self._is_checked:
             self._check_unscaled()
             self._is_checked = True
-        return _Frame(blocks_of(pulled), min((part.step for part in pulled), default=0))
+        blocks, step = blocks_of(pulled), min((part.step for part in pulled), default=0)
+        return _Frame(blocks, step, self._rates.at(step) if blocks and self._rates.tags else None)
 
     def _check_unscaled(self) -> None:
         """Raise UsageError if a GradScaler has begun to scale losses, but does not unscale the gradients of rows."""
@@ -296,7 +363,7 @@ class Step:
     def _push(self, frame: _Frame) -> None:
         self._drop_pending()  # before the push, so that an interrupted one is not repeated
         self._last_read = frame.step
-        self.store.push(frame.blocks, frame.step)
+        self.store.push(frame.blocks, frame.step, frame.rates)
 
     def _warn_of_stale_frames(self) -> None:
         """Warn of the first stale frame of the store."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 import penstock.base.forks as forks
-from penstock.base.errors import StateError, UsageError, listed, unreleased
+from penstock.base.errors import StateError, UsageError, close_names, listed, unreleased
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
 from penstock.model.version import Version
@@ -36,11 +36,15 @@ class TableInfo(NamedTuple):
 
     num_rows : None: the table is dynamic
     changes_alone : whether a step changes only rows of its frames; not of a dynamic table or by a non-lazy optimizer
+    tag : of its learning rate; None: a constant
+    served_rate : what the flags of a service set the tag to; None: nothing
     """
 
     dim: int
     num_rows: int | None
     changes_alone: bool
+    tag: int | None = None
+    served_rate: float | None = None
 
 
 class StepReport(NamedTuple):
@@ -93,6 +97,13 @@ def distinct(ids: Ids) -> tuple[Ids, Int64]:
     result = np.empty(len(table), ids.dtype)
     result[index] = ids
     return result, index
+
+
+def no_table(place: str, name: object, tables: Iterable[str]) -> UsageError:
+    """Return the error for a table that is none of these. place : begins its text"""
+    near = close_names(name, tables) if isinstance(name, str) else []
+    hint = f"did you mean '{near[0]}'?" if near else f"expected one of {listed(tables)}"
+    return UsageError(f"{place}: no table {name!r}; {hint}")
 
 
 class Store(ABC):
@@ -176,8 +187,8 @@ class Store(ABC):
 
     # ---- gradients in
 
-    def push(self, blocks: Sequence[Block], step: int) -> None:
-        """Push one frame of rows that were read at a step, and set ``report``."""
+    def push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None = None) -> None:
+        """Push one frame of rows that were read at a step, and set ``report``. rates : by tag; None: the tables'"""
         self._check_open()
         if not blocks and self.synchronous and not self.in_rounds:
             raise UsageError(
@@ -187,7 +198,7 @@ class Store(ABC):
         if not blocks and not (self.synchronous and self.in_rounds):
             return
         before = self.report.stale
-        self._push(blocks, step)
+        self._push(blocks, step, rates)
         if self._prefetcher is not None and self.report.stale == before:
             self._missed.append((self.report.step, {name: ids for block in blocks for name, ids in block.ids.items()}))
 
@@ -245,7 +256,11 @@ class Store(ABC):
     def _pull(self, ids: Mapping[str, Ids]) -> Pulled: ...
 
     @abstractmethod
-    def _push(self, blocks: Sequence[Block], step: int) -> None: ...
+    def check_rates(self, tags: Collection[int]) -> None:
+        """Raise UsageError if frames cannot have the learning rates of these tags alone."""
+
+    @abstractmethod
+    def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None: ...
 
     @abstractmethod
     def seek(self, frames: int) -> None:
@@ -294,6 +309,7 @@ class EngineStore(Store):
                 spec.dim,
                 None if spec.dynamic else spec.vocabulary_size,
                 spec.dynamic is None and not spec.rule.non_lazy,
+                spec.tag,
             )
             for name, spec in engine.core.tables.specs.items()
         }
@@ -308,12 +324,15 @@ class EngineStore(Store):
             rows = {name: engine.lookup(name, table_ids, forward=True) for name, table_ids in ids.items()}
             return Pulled(rows, engine.version)
 
-    def _push(self, blocks: Sequence[Block], step: int) -> None:
+    def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None:
         frame = {name: (ids, rows) for block in blocks for name, ids, rows in block.parts()}
-        applied = self._engine.apply(frame, local_step=step, contributor=self.contributor)
+        applied = self._engine.apply(frame, local_step=step, learning_rates=rates, contributor=self.contributor)
         self.frames += 1
         counts = (self.report.applied + applied, self.report.stale + (not applied))
         self.report = StepReport(self._engine.global_step, *counts, self._engine.gate.num_accumulated)
+
+    def check_rates(self, tags: Collection[int]) -> None:
+        """Do nothing: the engine knows the rates of its functions, and names those that are missing."""
 
     def seek(self, frames: int) -> None:
         self.frames = frames

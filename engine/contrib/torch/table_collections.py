@@ -5,7 +5,7 @@ Tables of one dim and pooling share a tensor of rows, so that a forward pass is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from penstock.base.errors import UsageError, UsageTypeError
 from penstock.contrib.torch.jagged import JaggedTensor, KeyedTensor, jagged_features
 from penstock.contrib.torch.modules import NOT_COMPILED, StoreModule, checked_table, tensor_of, whole_weight
 from penstock.contrib.torch.pulled_rows import ids_of, planned
-from penstock.contrib.torch.stores import Ids, Store
+from penstock.contrib.torch.stores import Ids, Store, no_table
 
 _MODES = {"SUM": "sum", "MEAN": "mean"}
 _ATTRIBUTES = ("name", "num_embeddings", "embedding_dim", "feature_names")
@@ -32,9 +32,10 @@ class _Group(NamedTuple):
 
 
 class _Lookups(NamedTuple):
-    """The lookups of a group in one forward pass. rows : the leaf; index : of every value; weights : likewise, or None
+    """The lookups of a group in one forward pass. rows : of its tables; index : of every value
 
-    offsets : of each feature's samples; all_offsets : of those of all features, among all values; ids : each feature's
+    weights : likewise, or None; offsets : of each feature's samples; all_offsets : of those of all features, among all
+    values; ids : each feature's
     """
 
     rows: torch.Tensor
@@ -109,8 +110,10 @@ class _Collection(StoreModule):
             raise UsageError(f"features: expected the same number of samples in each, got {sorted(batches)}")
         result = []
         for group in self._groups:
-            sizes = [len(looked_up.ids[name]) for name in group.tables]
-            base = dict(zip(group.tables, accumulate([0, *sizes[:-1]]), strict=True))
+            trained = [name for name in group.tables if name not in self._frozen]
+            frozen = [name for name in group.tables if name in self._frozen]
+            sizes = [len(looked_up.ids[name]) for name in (*trained, *frozen)]
+            base = dict(zip((*trained, *frozen), accumulate([0, *sizes[:-1]]), strict=True))
             index = [places[feature, table] + base[table] for feature, _, table in group.outputs]
             used = [jagged[feature] for feature, _, _ in group.outputs]
             weights = None
@@ -119,9 +122,11 @@ class _Collection(StoreModule):
                 if missing:
                     raise UsageError(f"feature '{missing[0]}': is_weighted=True needs weights")
                 weights = torch.cat([feature.weights.to(self._like) for feature in used])
-            leaf, offsets = self._leaf(looked_up, group.tables), [feature.offsets for feature in used]
+            leaves = [self._leaf(looked_up, names) for names in (trained, frozen) if names]
+            rows = leaves[0] if len(leaves) == 1 else torch.cat(leaves)
+            offsets = [feature.offsets for feature in used]
             places_of_all, ids = tensor_of(np.concatenate(index), self._like), [feature.values for feature in used]
-            result.append(_Lookups(leaf, places_of_all, weights, offsets, self._joined(offsets), ids))
+            result.append(_Lookups(rows, places_of_all, weights, offsets, self._joined(offsets), ids))
         return result
 
     def _joined(self, offsets: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -129,6 +134,40 @@ class _Collection(StoreModule):
         ends = list(accumulate((int(part[-1]) for part in offsets), initial=0))
         parts = [part[:-1] + end for part, end in zip(offsets, ends[:-1], strict=True)]
         return torch.cat([*parts, torch.tensor(ends[-1:])]).to(self._like.device)
+
+    def requires_grad_(self, requires_grad: bool = True, tables: Iterable[str] | None = None) -> _Collection:
+        """Set whether training changes the rows of tables, from the next forward pass on.
+
+        Parameters
+        ----------
+        requires_grad : bool
+            False: this module freezes the rows.
+        tables : iterable of str or None
+            Names of tables, the others stay as they are; None: all.
+
+        Returns
+        -------
+        EmbeddingBagCollection or EmbeddingCollection
+            This module.
+
+        Raises
+        ------
+        UsageError
+            If a table is none of this module's; nothing changes then.
+        UsageTypeError
+            If ``tables`` is a name and not a list of names.
+        """
+        if isinstance(tables, str):
+            raise UsageTypeError(f"requires_grad_: expected tables as a list of names, got {tables!r}")
+        names = self._table_names() if tables is None else list(tables)
+        for name in names:
+            if name not in self._configs:
+                raise no_table("requires_grad_", name, self._configs)
+        self._set_frozen(names, not requires_grad)
+        return self
+
+    def _table_names(self) -> list[str]:
+        return list(self._configs)
 
     @property
     def device(self) -> torch.device:

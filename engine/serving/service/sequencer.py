@@ -86,7 +86,7 @@ class Sequencer(CommitListener):
             check_on_host(engine.core)
         self._engine, self._log, self._on_failure = engine, log, failed
         self.counters = Counters()
-        self._context = Context(rates, self.counters)
+        self.rates, self._context = rates, Context(rates, self.counters)
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
         self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
         self.ended = threading.Event()

@@ -54,6 +54,10 @@ class TableSnapshots:
             metadata["penstock.key_type"] = id_type
             metadata["penstock.absent"] = json.dumps(dynamic.absent)
             fields += [pa.field("last", pa.int64())] if self._log.last else []
+        if spec.tag is not None:
+            metadata["penstock.learning_rate_tag"] = str(spec.tag)
+            if (rate := self._sequencer.rates.given.get(spec.tag)) is not None:
+                metadata["penstock.learning_rate"] = repr(rate)
         return pa.schema(fields, metadata=metadata)
 
     def num_rows(self, name: str) -> int:
