@@ -157,10 +157,11 @@ def call(capsys):
 
 @pytest.fixture
 def imported(tmp_path, config, call):
-    """imported(source, words…) → the parts of every table after an import, and what it prints as JSON."""
+    """imported(source or sources, words…) → the parts of every table after an import, and what it prints as JSON."""
 
     def run(source, *words, code=0):
-        text, result = call(code, "import", source, tmp_path / "c", "--config", config, *words)
+        sources = source if isinstance(source, list) else [source]
+        text, result = call(code, "import", *sources, tmp_path / "c", "--config", config, *words)
         if code:
             assert not (tmp_path / "c").exists()
             assert text.count("\n") == 1

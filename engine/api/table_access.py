@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -471,7 +471,7 @@ class TableAccess:
 
     def read_tables(
         self,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         new_tables: bool = False,
         names: Mapping[str, str] | None = None,
         learning_rates: Rates = None,
@@ -480,13 +480,13 @@ class TableAccess:
 
         Parameters
         ----------
-        directory : str or path
-            With ``<table>.parquet`` for every table; or a file or folder in another format of ``penstock import``.
+        directory : str or path, or sequence of them
+            With ``<table>.parquet`` for every table; or files or folders in other formats of ``penstock import``.
         new_tables : bool
             Keep the rows of tables that are not there.
         names : mapping of str to str, or None
-            The name of a table or a tensor there → the table's name, or TABLE/SLOT. None: the names are those of the
-            configuration, in the manner of the format.
+            The name of a table or a tensor there → the table's name, or TABLE/SLOT. One ``*`` on each side stands for
+            the same text. None: the names are those of the configuration, in the manner of the format.
         learning_rates : mapping of int to float, sequence of float or None
             By tag, of the next step. Needed only for tables without a slot that determines the weights, as of FTRL.
 
@@ -525,7 +525,9 @@ class TableAccess:
             core = self.core
             rates = LearningRates(core.config.num_tags, learning_rates, core.config.schedules)
             expected = rates.expected(core.global_step, core.last_rates)
-            reader = TablesReader(core.tables, place("directory", directory), new_tables, names or {}, stack, expected)
+            given = directory if isinstance(directory, list | tuple) and directory else [directory]
+            paths = [place("directory", each) for each in given]
+            reader = TablesReader(core.tables, paths, new_tables, names or {}, stack, expected)
             core.load(reader.read)
         return reader.loaded()
 

@@ -21,7 +21,7 @@ EXAMPLE = "penstock import model.pt run1 --config tables.pbtxt --map user_embedd
 
 def add(command: Parser) -> None:
     titles = "; ".join(each.title for each in table_formats())
-    command.add_argument("source", metavar="SOURCE", type=local_path, help=titles)
+    command.add_argument("source", metavar="SOURCE", nargs="+", type=local_path, help=titles)
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a new or empty folder, or a URI")
     command.add_argument("--config", required=True, metavar="CONFIG", help="the configuration of the tables")
     command.add_argument(
@@ -30,7 +30,8 @@ def add(command: Parser) -> None:
         default={},
         dest="names",
         metavar="NAME=TABLE",
-        help="the name in the source of a table, or of the tensor with the weights of TABLE or with TABLE/SLOT",
+        help="the name in the source of a table, or of the tensor with the weights of TABLE or with TABLE/SLOT; "
+        "a * on each side stands for the same text",
     )
     for name in ("new_tables", "learning_rates", "seed", "num_required", "reduction", "devices", "threads"):
         add_flag(command, name)
@@ -42,14 +43,16 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_new(folder)
     check_writable(args.checkpoint if "://" in args.checkpoint else Path(args.checkpoint))
     config = EmbeddingConfig.load(args.config)
-    format_of(args.source)  # before the tables are allocated
+    for source in args.source:
+        format_of(source)  # before the tables are allocated
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     engine = Engine(config, make_devices(args.devices), seed=args.seed, threads=args.threads, **gate)
     loaded = engine.read_tables(args.source, args.new_tables, args.names, args.learning_rates)
     with writing(args.checkpoint):
         engine.save(args.checkpoint)
     _say(out, args, loaded)
-    out.result({"checkpoint": place_text(args.checkpoint), "source": str(args.source), **loaded.to_dict()})
+    sources = [str(source) for source in args.source]
+    out.result({"checkpoint": place_text(args.checkpoint), "sources": sources, **loaded.to_dict()})
 
 
 def _say(out: Output, args: argparse.Namespace, loaded: LoadedTables) -> None:

@@ -8,15 +8,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from penstock.base.errors import CapacityError, InputError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
 from penstock.io.table_formats.table_format import Contents, Tensor, format_of
 from penstock.io.table_formats.tensor_blocks import blocks
-from penstock.io.table_formats.tensor_names import Assigned, WantedTable, advice, assign
+from penstock.io.table_formats.tensor_names import Assigned, WantedTable, advice, assign, without_patterns
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Float32, Int64
 from penstock.model.updates.optimizer_class import POSITIVE
@@ -33,7 +35,7 @@ class LoadedTables:
     Attributes
     ----------
     format : str
-        Of the source.
+        Of the source; of several, the different ones, joined by commas.
     tables : mapping
         Table → part ("parameters" or a slot) → its name in the source.
     rows : mapping
@@ -115,11 +117,13 @@ def _columns(tables: TableSet, name: str) -> dict[str, int]:
 
 
 class TablesReader:
-    """Reads a source of any format into the tables of an engine, block by block.
+    """Reads sources of any format into the tables of an engine, block by block.
 
+    paths : several only of tensors, whose names then differ
     new_tables : tables that the source lacks keep their rows
-    names : of a table or tensor in the source → TABLE or TABLE/SLOT; others have the names of the configuration
-    stack : closes the source
+    names : of a table or tensor in the source → TABLE or TABLE/SLOT, or patterns; others have the names of the
+        configuration
+    stack : closes the sources
     rates : the learning rate of each tag at the next step; NaN: unknown
     Whatever needs no row is checked now. Raises InputError, UsageError.
     """
@@ -127,29 +131,54 @@ class TablesReader:
     def __init__(
         self,
         tables: TableSet,
-        path: Path,
+        paths: Sequence[Path],
         new_tables: bool,
         names: Mapping[str, str],
         stack: ExitStack,
         rates: Sequence[float],
     ) -> None:
-        self._tables, self._path, self._new_tables = tables, path, new_tables
-        self._format = format_of(path)
+        self._tables, self._new_tables = tables, new_tables
+        self._source = ", ".join(map(str, paths))
+        self._formats = {path: format_of(path) for path in paths}
+        self._title = " and ".join(dict.fromkeys(each.title for each in self._formats.values()))
         for name in tables.dynamic:
-            if not self._format.has_keys:
-                problem = f"table '{name}' is dynamic, and {self._format.title} has no keys"
+            if not any(each.has_keys for each in self._formats.values()):
+                problem = f"table '{name}' is dynamic, and {self._title} has no keys"
                 raise UsageError(f"{problem}: load files that --out wrote")
         self._derived = DerivedSlots(tables, rates)
         self._rows: Counter[str] = Counter()
         self._raised: Counter[str] = Counter()
-        if self._format.contents is None:
+        self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
+        if any(each.contents is None for each in self._formats.values()):
+            if len(paths) != 1:
+                raise UsageError(
+                    f"{self._source}: give a folder of Parquet files alone; it has all parts of its tables"
+                )
+            self._path = paths[0]
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            contents = self._format.contents(path, stack)
+            contents = self._contents(stack)
             self._assigned = self._assign_tensors(contents, names)
             self._assigned.skipped.update(contents.others)
             self._blocks = self._tensor_blocks(contents.tensors)
+
+    def _contents(self, stack: ExitStack) -> Contents:
+        """Return what is in all sources. Raises InputError if two have tensors of one name."""
+        contents, places, numbered = Contents({}, {}), dict[str, Path](), list[Mapping[str, str]]()
+        for path, kind in self._formats.items():
+            assert kind.contents is not None
+            found = kind.contents(path, stack)
+            if (name := next((name for name in found.tensors if name in places), None)) is not None:
+                problem = f"'{name}' is also in {places[name]}; give one of them, or save them under other names"
+                raise InputError(problem, source=str(path))
+            places |= dict.fromkeys(found.tensors, path)
+            contents.tensors.update(found.tensors)
+            contents.others.update(found.others)
+            numbered.append(found.numbered)
+        counts = Counter(chain(contents.tensors, *numbered))  # optimizers of several sources count alike
+        once = {number: name for each in numbered for number, name in each.items() if counts[number] == 1}
+        return contents._replace(numbered=once)
 
     def read(self) -> dict[str, None]:
         """Set the rows, and return the names of all tables: any row may have changed.
@@ -166,7 +195,7 @@ class TablesReader:
                 if self._derived.slot(name) not in (None, *values):
                     self._derived.derive(name, stored)
         except CapacityError as error:
-            raise StateError(f"{self._path}: {error}") from None
+            raise StateError(f"{self._source}: {error}") from None
         self._derived.warn()
         return dict.fromkeys(self._tables.specs)
 
@@ -186,11 +215,13 @@ class TablesReader:
         raised = {place: count for place, count in self._raised.items() if count}
         skipped = self._assigned.skipped
         notes = tuple(self._derived.notes)
-        return LoadedTables(self._format.name, taken, dict(self._rows), initial, derived, skipped, raised, notes)
+        form = ", ".join(dict.fromkeys(each.name for each in self._formats.values()))
+        return LoadedTables(form, taken, dict(self._rows), initial, derived, skipped, raised, notes)
 
     def _assign_files(self, names: Mapping[str, str]) -> Assigned:
         """Return the columns of each table's file, and the name of the file as ``id``."""
-        specs, called = self._tables.specs, {target: name for name, target in names.items()}
+        specs, there = self._tables.specs, [unquote(path.stem) for path in sorted(self._path.glob("*.parquet"))]
+        called = {target: name for name, target in without_patterns(there, self._wanted, names).items()}
         for target, name in called.items():
             if target not in specs or not table_path(self._path, name).exists():
                 expected = "a file there and a table of the configuration"
@@ -217,14 +248,13 @@ class TablesReader:
                 yield table, ids, {WEIGHTS if name == "row" else name: rows for name, rows in columns.items()}
 
     def _assign_tensors(self, contents: Contents, names: Mapping[str, str]) -> Assigned:
-        self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
-        assigned = assign(contents.tensors, self._wanted, names, str(self._path))
+        assigned = assign(contents, self._wanted, names, self._source)
         for name in self._wanted:
             if WEIGHTS not in assigned.parts.get(name, {}) and not (self._new_tables and name not in assigned.parts):
-                problem = f"no weights of table '{name}' in {self._format.title}; there: {contents.text()}"
-                raise InputError(f"{problem}; {advice(contents, self._wanted[name])}", source=str(self._path))
+                problem = f"no weights of table '{name}' in {self._title}; there: {contents.text()}"
+                raise InputError(f"{problem}; {advice(contents, self._wanted[name])}", source=self._source)
         if not assigned.parts:
-            raise InputError("no tensor of any table of the configuration", source=str(self._path))
+            raise InputError("no tensor of any table of the configuration", source=self._source)
         return assigned
 
     def _wanted_table(self, name: str) -> WantedTable:
@@ -244,6 +274,6 @@ class TablesReader:
     def _tensor_blocks(self, tensors: Mapping[str, Tensor]) -> Iterator[Block]:
         for name, parts in self._assigned.parts.items():
             raised: Counter[str] = Counter()
-            for ids, values in blocks(tensors, self._wanted[name], parts, str(self._path), raised):
+            for ids, values in blocks(tensors, self._wanted[name], parts, self._source, raised):
                 yield name, ids, values
             self._raised.update({f"{name}/{part}": count for part, count in raised.items()})

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -65,10 +66,12 @@ class Contents(NamedTuple):
 
     tensors : by name, which is the path to it there, joined by '.' or '/'
     others : name → what it is, and so why it is skipped
+    numbered : another name of some tensors, which a library counts and names → the name among ``tensors``
     """
 
     tensors: dict[str, Tensor]
     others: dict[str, str]
+    numbered: Mapping[str, str] = MappingProxyType({})
 
     def text(self) -> str:
         """Return the names, types and shapes, for messages."""

@@ -3,14 +3,15 @@
 A tensor's name ends with the name of a table, followed by that of a part: ``model.embedding_bags.user.weight`` in
 TorchRec, ``user.momentum1`` in its fused optimizer, ``embedding/user/accumulators`` in TensorFlow,
 ``layers/user/vars/0`` in Keras, ``user/embedding/value`` in Flax NNX, ``user/parameters`` and ``user/keys`` in
-penstock. In the state of optax the slot's name is before the table's: ``opt_state/0/mu/user/embedding``.
+penstock. In the state of optax the slot's name is before the table's: ``opt_state/0/mu/user/embedding``. Names that
+differ are given by ``--map``, singly or by a pattern.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,15 +90,14 @@ class Assigned(NamedTuple):
     skipped: dict[str, str]
 
 
-def assign(
-    tensors: Mapping[str, Tensor], wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str
-) -> Assigned:
+def assign(contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str) -> Assigned:
     """Assign tensors to the parts of tables.
 
-    names : name of a tensor → TABLE or TABLE/SLOT; name of a table in the source → TABLE
+    names : name of a tensor → TABLE or TABLE/SLOT; name of a table in the source → TABLE; or patterns of both
     Raises UsageError for an invalid name among ``names``, and InputError for tensors that do not fit.
     """
-    mapped, source_names = _mapped(tensors, wanted, names)
+    tensors = contents.tensors
+    mapped, source_names = _mapped(tensors, wanted, without_patterns(tensors, wanted, _renamed(names, contents)))
     taken_names = set(source_names.values())
     source_names = {name: name for name in wanted if name not in taken_names} | source_names
     candidates: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -136,6 +136,125 @@ def assign(
     return Assigned(in_order, skipped)
 
 
+def _renamed(names: Mapping[str, str], contents: Contents) -> dict[str, str]:
+    """Return ``names`` with the tensors' names in place of their numbers. Raises UsageError for one given by both."""
+    renamed: dict[str, str] = {}
+    for name, target in names.items():
+        own = contents.numbered.get(name, name)
+        if own in renamed:
+            raise UsageError(f"{_flag(name, target)}: '{own}' is given twice, by its name and by its number")
+        renamed[own] = target
+    return renamed
+
+
+def without_patterns(
+    there: Collection[str], wanted: Mapping[str, WantedTable], names: Mapping[str, str]
+) -> dict[str, str]:
+    """Return ``names`` with each pattern replaced by the names that it stands for, except for what others name.
+
+    there : the names in the source
+    The ``*`` of a pattern stands for the same text in NAME and in a table's name; in NAME also for the path to the
+    table's weights, which ends with that text. Raises UsageError for a pattern that is invalid, or stands for nothing.
+    """
+    result = {name: target for name, target in names.items() if "*" not in name or name in there}
+    exact, exact_places = set(result), {_place(target, wanted) for target in result.values()}
+    taken: dict[tuple[str, str], str] = {}
+    for pattern, target in names.items():
+        if pattern in result:
+            continue
+        if pattern.count("*") != 1 or target.count("*") != 1:
+            raise UsageError(f"{_flag(pattern, target)}: expected one * on each side, which stands for the same text")
+        found = _found(pattern, _texts(pattern, target, wanted), there, wanted)
+        if not found:
+            raise UsageError(f"{_flag(pattern, target)}: matches nothing in the source; it has {listed(there)}")
+        for (table, part), names_there in found.items():
+            matches = [name for name in names_there if name not in exact]
+            if not matches or (table, part) in exact_places:
+                continue
+            place = table if part == WEIGHTS else f"{table}/{part}"
+            if len(matches) > 1:
+                problem = f"{listed(matches)} would all be {place}; choose one: --map NAME={place}"
+                raise UsageError(f"{_flag(pattern, target)}: {problem}")
+            (name,) = matches
+            if result.get(name, place) != place:
+                problem = f"'{name}' would be {place}, and by another --map {result[name]}"
+                raise UsageError(f"{_flag(pattern, target)}: {problem}")
+            if taken.setdefault((table, part), name) != name:
+                problem = f"'{name}' would be {place}, and so would '{taken[table, part]}' by another --map"
+                raise UsageError(f"{_flag(pattern, target)}: {problem}")
+            result[name] = place
+    return result
+
+
+def _texts(pattern: str, target: str, wanted: Mapping[str, WantedTable]) -> dict[tuple[str, str], str]:
+    """Return (table, part) → the text that ``*`` stands for, of what TARGET may be. Raises UsageError for nothing."""
+    texts: dict[tuple[str, str], str] = {}
+    rest, _, slot = target.rpartition("/")
+    for tables, part in ((target, WEIGHTS), (rest, slot)):
+        before, star, after = tables.partition("*")
+        for name, table in wanted.items():
+            has = part in table.dims or (part == KEYS and table.key_type is not None)
+            if star and has and len(name) > len(before + after) and name.startswith(before) and name.endswith(after):
+                texts[name, part] = name[len(before) : len(name) - len(after)]
+    if not texts:
+        raise _no_target(pattern, target, wanted)
+    return texts
+
+
+def _found(
+    pattern: str, texts: Mapping[tuple[str, str], str], there: Collection[str], wanted: Mapping[str, WantedTable]
+) -> dict[tuple[str, str], list[str]]:
+    """Return (table, part) → the names in the source that the pattern stands for. texts : see ``_texts``"""
+    found: dict[tuple[str, str], list[str]] = {}
+    for (table, part), text in texts.items():
+        name = pattern.replace("*", text)
+        if name in there or (part == WEIGHTS and _names_table(name, wanted[table], there)):
+            found[table, part] = [name]
+    form = re.compile("(.+)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    paths: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name in there:
+        if (match := form.fullmatch(name)) is None:
+            continue
+        matches = [
+            (prefix, place)
+            for place, text in texts.items()
+            for part, prefix in _parts_and_prefixes(match[1], wanted[place[0]], text)
+            if part == WEIGHTS
+        ]
+        shortest = min((len(prefix) for prefix, _ in matches), default=0)  # "a.user" before "user"
+        for prefix, place in matches:
+            if len(prefix) == shortest and place not in found:
+                paths.setdefault(place, []).append((prefix, name))
+    return found | {place: _foremost(pairs) for place, pairs in paths.items()}
+
+
+def _foremost(pairs: list[tuple[str, str]]) -> list[str]:
+    """Return the names without text before the table's, all names if each has some. pairs : (that text, name)"""
+    return [name for prefix, name in pairs if not prefix] or [name for _, name in pairs]
+
+
+def _flag(name: str, target: str) -> str:
+    return f"--map {name}={target} (names=)"
+
+
+def _no_target(name: str, target: str, wanted: Mapping[str, WantedTable]) -> UsageError:
+    expected = f"a table, or TABLE/SLOT with a slot of its optimizer; tables: {listed(wanted)}"
+    return UsageError(f"{_flag(name, target)}: expected {expected}")
+
+
+def _place(target: str, wanted: Mapping[str, WantedTable]) -> tuple[str, str]:
+    """Return the table and the part that TABLE or TABLE/SLOT names."""
+    if target in wanted:
+        return target, WEIGHTS
+    table, _, part = target.rpartition("/")
+    return table, part
+
+
+def _names_table(name: str, table: WantedTable, there: Collection[str]) -> bool:
+    """Return whether the source has tensors of a table that it calls so."""
+    return any(_parts_and_prefixes(other, table, name) for other in there if other != name)
+
+
 def _mapped(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, WantedTable], names: Mapping[str, str]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
@@ -143,23 +262,17 @@ def _mapped(
     mapped: dict[str, tuple[str, str]] = {}
     source_names: dict[str, str] = {}
     for name, target in names.items():
-        table, part = (target, WEIGHTS) if target in wanted else ("", "")
-        if not table:
-            table, _, part = target.rpartition("/")
+        table, part = _place(target, wanted)
         if table not in wanted or (part not in wanted[table].dims and (part != KEYS or not wanted[table].key_type)):
-            raise UsageError(
-                f"--map {name}={target} (names=): expected a table, or TABLE/SLOT with a slot of its optimizer; "
-                f"tables: {listed(wanted)}"
-            )
-        others = [tensor for tensor in tensors if tensor != name]
-        is_table = target in wanted and any(_parts_and_prefixes(tensor, wanted[target], name) for tensor in others)
+            raise _no_target(name, target, wanted)
+        is_table = target in wanted and _names_table(name, wanted[target], tensors)
         if target in source_names or (table, part) in mapped.values():
-            raise UsageError(f"--map {name}={target} (names=): another name is mapped to {target}")
+            raise UsageError(f"{_flag(name, target)}: another name is mapped to {target}")
         if name in tensors:
             mapped[name] = table, part
         elif not is_table:
             problem = f"no tensor and no table of this name in the source; it has {listed(tensors)}"
-            raise UsageError(f"--map {name}={target} (names=): {problem}")
+            raise UsageError(f"{_flag(name, target)}: {problem}")
         if is_table:
             source_names[target] = name
     return mapped, source_names
@@ -195,9 +308,7 @@ def _parts(rest: str, table: WantedTable, prefix: str) -> list[str]:
 
 def _choice(pairs: list[tuple[str, str]], table: str, part: str, source: str) -> str:
     """Return the only name, or the only one without text before the table's. Raises InputError if several remain."""
-    names = [name for _, name in pairs]
-    if len(names) > 1:
-        names = [name for prefix, name in pairs if not prefix] or names
+    names = _foremost(pairs)
     if len(names) > 1:
         target = table if part == WEIGHTS else f"{table}/{part}"
         raise InputError(f"{listed(names)} are all named like {target}; choose one: --map NAME={target}", source=source)
@@ -209,7 +320,9 @@ def _check(tensors: Mapping[str, Tensor], table: WantedTable, parts: Mapping[str
     num_rows = table.num_rows
     if table.key_type is not None:
         if KEYS not in parts:
-            problem = f"table '{table.name}' is dynamic, and there are no keys: '{table.name}/keys'"
+            problem = (
+                f"table '{table.name}' is dynamic, and there are no keys: '{table.name}/keys'; give their source, too"
+            )
             raise InputError(problem, source=source)
         keys = tensors[parts[KEYS]]
         if len(keys.shape) != 1 or keys.dtype != table.key_type:
@@ -259,7 +372,7 @@ def advice(contents: Contents, table: WantedTable) -> str:
         if tensor.dtype in _FLOATS and tensor.shape == (num_rows, table.dims[WEIGHTS]) and not is_slot:
             return f"--map {shlex.quote(f'{name}={table.name}')} (names=) reads one of its shape"
     keeps = "--new-tables (new_tables=) keeps its initial rows"
-    return f"--map NAME={table.name} (names=) names them; {keeps}"
+    return f"--map NAME={table.name} (names=) names them, if no other SOURCE has them; {keeps}"
 
 
 def parts_of_variable(tensors: Mapping[str, Tensor], table: WantedTable, part: str) -> str:

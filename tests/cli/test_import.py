@@ -146,11 +146,103 @@ def test_two_tables_may_have_each_others_names(tmp_path, call):
         (["--map", "user=user", "--map", "item=user"], "--map item=user (names=): another name is mapped to user"),
         (["--map", "user=user", "--map", "user=item"], "--map user: given twice, as 'user' and as 'item'"),
         (["--map", "user"], "--map user: expected NAME=TABLE"),
+        (["--map", "*=user"], "--map *=user (names=): expected one * on each side, which stands for the same text"),
+        (["--map", "*/*=*"], "--map */*=* (names=): expected one * on each side"),
+        (["--map", "*=*/mom"], "--map *=*/mom (names=): expected a table, or TABLE/SLOT with a slot of its optimizer"),
+        (["--map", "s/*=*/momenta"], "--map s/*=*/momenta (names=): matches nothing in the source; it has item"),
     ],
 )
 def test_a_name_that_does_not_exist_is_exit_2(tmp_path, refusal, words, problem):
     folder_of(tmp_path / "source")
     assert problem in refusal(2, *words)
+
+
+def numbered(tmp_path, names=("t0", "t1", "t2")):
+    """A configuration of tables t0, t1 …, and the sources of an import of it, as words."""
+    text = "".join(table(name, 20 + number) for number, name in enumerate(names))
+    (tmp_path / "t.pbtxt").write_text(text + "mode: TRAINING\n")
+    return "import", tmp_path / "source", tmp_path / "c", "--config", tmp_path / "t.pbtxt"
+
+
+def test_a_pattern_maps_the_parts_of_all_tables(tmp_path, call):
+    weights = {f"model/emb/{n}/weight": rows_of(20 + n, 2) for n in range(3)}
+    slots = {f"state/{n}/sum": rows_of(20 + n, 2, seed=1) for n in range(3)}
+    words = numbered(tmp_path)
+    folder_of(tmp_path / "source", weights | slots | {"model/emb/bias": rows_of(3), "state/3/sum": rows_of(3)})
+    _, result = call(0, *words, "--map", "emb/*=t*", "--map", "state/*/sum=t*/accumulators")
+    for n in range(3):
+        parts = parts_of(tmp_path / "c", f"t{n}")
+        np.testing.assert_array_equal(parts["parameters"], weights[f"model/emb/{n}/weight"])
+        np.testing.assert_array_equal(parts["accumulators"], slots[f"state/{n}/sum"])
+    assert set(result["skipped"]) == {"model/emb/bias", "state/3/sum"}
+
+
+def test_an_exact_name_wins_over_a_pattern(tmp_path, call):
+    words = numbered(tmp_path, ["t0", "t1"])
+    arrays = {f"{part}/{n}": rows_of(20 + n, 2) for n in range(2) for part in ("w", "s")} | {"other": rows_of(21, 2)}
+    folder_of(tmp_path / "source", arrays)
+    maps = "--map", "s/*=t*/accumulators", "--map", "w/*=t*", "--map", "other=t1/accumulators"
+    _, result = call(0, *words, *maps)
+    assert result["tables"]["t0"] == {"parameters": "w/0", "accumulators": "s/0"}
+    assert result["tables"]["t1"] == {"parameters": "w/1", "accumulators": "other"}
+
+
+def test_the_text_of_a_pattern_may_be_the_path_to_a_tables_weights(tmp_path, call):
+    """As the keys of an optimizer's state are; those of no table are skipped."""
+    names = "user", "a.user"
+    words = numbered(tmp_path, names)
+    weights = {f"model.ebc.{name}.weight": rows_of(20 + n, 2) for n, name in enumerate(names)}
+    slots = {f"opt.ebc.{name}.weight.mean": rows_of(20 + n, 2, seed=1) for n, name in enumerate(names)}
+    np.savez(tmp_path / "m.npz", **weights, **slots, **{"opt.dense.weight.mean": rows_of(3)})
+    (tmp_path / "m.npz").rename(tmp_path / "source")
+    _, result = call(0, *words, "--map", "opt.*.mean=*/accumulators")
+    for name in names:
+        expected = {"parameters": f"model.ebc.{name}.weight", "accumulators": f"opt.ebc.{name}.weight.mean"}
+        assert result["tables"][name] == expected
+    assert list(result["skipped"]) == ["opt.dense.weight.mean"]
+
+
+@pytest.mark.parametrize(
+    ("maps", "problem"),
+    [
+        (["*/s=*/accumulators"], "a/user/s, b/user/s would all be user/accumulators; choose one: --map NAME=user/acc"),
+        (["a/*/s=*/accumulators", "b/*/s=*/accumulators"], "'b/user/s' would be user/accumulators, and so would"),
+        (["a/*/s=*/accumulators", "a/u*/s=u*"], "'a/user/s' would be user, and by another --map user/accumulators"),
+    ],
+)
+def test_patterns_that_do_not_say_one_tensor_are_exit_2(tmp_path, refusal, maps, problem):
+    rows = rows_of(50, 2)
+    folder_of(tmp_path / "source", **{"a/user/s": rows, "b/user/s": rows})
+    assert problem in refusal(2, *(word for each in maps for word in ("--map", each)))
+
+
+def test_several_sources_are_joined(tmp_path, config, call, refused):
+    slots = {name: rows for name, rows in ARRAYS.items() if "/" in name}
+    folder_of(tmp_path / "source", {name: rows for name, rows in ARRAYS.items() if "/" not in name})
+    np.savez(tmp_path / "slots.npz", **slots)
+    both = "import", tmp_path / "source", tmp_path / "slots.npz", tmp_path / "c", "--config", config
+    _, result = call(0, *both)
+    assert result["sources"] == [f"{tmp_path}/source", f"{tmp_path}/slots.npz"]
+    assert result["initial"] == {}
+    folder_of(tmp_path / "all")
+    call(0, "import", tmp_path / "all", tmp_path / "d", "--config", config)
+    assert call(0, "diff", tmp_path / "c", tmp_path / "d")[1]["equal"]
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    assert engine.read_tables([tmp_path / "source", tmp_path / "slots.npz"]).format == "numpy"
+    call(0, "export", tmp_path / "c", tmp_path / "parquet")
+    for other, problem in (
+        ("all", f"all: 'item' is also in {tmp_path}/source; give one of them, or save them under other names"),
+        ("parquet", f"{tmp_path}/source, {tmp_path}/parquet: give a folder of Parquet files alone; it has all parts"),
+        ("missing", "missing: no such file or folder"),
+    ):
+        words = "import", tmp_path / "source", tmp_path / other, tmp_path / "e", "--config", config
+        assert problem in refused(2 if other == "parquet" else 3, *words)
+        assert not (tmp_path / "e").exists()
+    assert "unexpected argument 'e'" in refused(2, "import", "source", "slots.npz", "--config", config, "e")
+    words = "import", tmp_path / "slots.npz", tmp_path / "e", "--config", config
+    assert "--map NAME=user (names=) names them, if no other SOURCE has them; --new-tables" in refused(3, *words)
+    with pytest.raises(ps.UsageError, match=r"directory: expected a path, got \[\]"):
+        engine.read_tables([])
 
 
 @pytest.mark.parametrize(
@@ -257,6 +349,11 @@ def test_an_exported_checkpoint_is_imported_bit_by_bit(tmp_path, config, importe
     text, _ = call(0, "import", tmp_path / "out", tmp_path / "e", "--config", config, "--map", "u=user")
     assert "parameters of 'u.row'" in text
     assert call(0, "diff", tmp_path / "c", tmp_path / "e")[1]["equal"]
+    for name in ("u", "item"):
+        shutil.move(tmp_path / "out" / f"{name}.parquet", tmp_path / "out" / f"my {name}.parquet")
+    maps = "--map", "my *=*", "--map", "my u=user"
+    call(0, "import", tmp_path / "out", tmp_path / "f", "--config", config, *maps)
+    assert call(0, "diff", tmp_path / "c", tmp_path / "f")[1]["equal"]
 
 
 @pytest.mark.parametrize(

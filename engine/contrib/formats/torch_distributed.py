@@ -1,14 +1,16 @@
 """A checkpoint of ``torch.distributed.checkpoint`` (DCP): a folder of shards, and a pickle of where they are.
 
 torch would load any pickle. This one may name only the classes of DCP's metadata, so that no file runs code. The
-shards are loaded as tensors and plain data only. Entries that are not tensors are not read at all.
+shards are loaded as tensors and plain data only. Of the entries that are not tensors, only the names of an optimizer's
+parameters are read.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 
 from penstock.base.errors import InputError
 from penstock.contrib.formats.torch_file import LIBRARY, tensor_of
+from penstock.contrib.formats.torch_states import Group, with_names
 from penstock.io.table_formats.table_format import Contents, TableFormat, Tensor, check_shards, library_errors
 from penstock.model.frames import Array
 
@@ -24,6 +27,8 @@ _TITLE = "a checkpoint of torch.distributed.checkpoint"
 _METADATA = ".metadata"
 _DCP = "torch.distributed.checkpoint"
 _ENUM = "_MEM_FORMAT_ENCODING"
+_NUMBERED = re.compile(r"((?:.+\.)?)state\.\d+\.")
+_NAMES = re.compile(r"((?:.+\.)?)param_groups\.(\d+)\.param_names")
 # What torch 2.6 and later write, by module; also its dtypes, and paths of any system.
 _CLASSES = {
     f"{_DCP}.metadata": {
@@ -91,7 +96,37 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             else:
                 contents.others[name] = "no tensor"
     check_shards(path, sorted(files), place)
-    return contents
+    with library_errors(path, _TITLE):
+        groups = list(_groups(path, metadata, torch, dcp))
+    return with_names(contents, groups, str(path))
+
+
+def _groups(path: Path, metadata: Any, torch: Any, dcp: Any) -> Iterator[Group]:
+    """Yield the groups with names of optimizers whose states are numbered."""
+    entries = metadata.state_dict_metadata
+    numbered = {match[1] for name in entries if (match := _NUMBERED.match(name)) is not None}
+    for name in entries:
+        if (match := _NAMES.fullmatch(name)) is not None and match[1] in numbered:
+            params = name.removesuffix("param_names") + "params"
+            with library_errors(path, f"plain data, '{name}'"):
+                values = _plain(path, metadata, [each for each in (params, name) if each in entries], torch, dcp)
+            yield Group(match[1], match[2], values.get(params), values[name])
+
+
+def _plain(path: Path, metadata: Any, names: Sequence[str], torch: Any, dcp: Any) -> dict[str, Any]:
+    """Return entries that are not tensors but plain data, by name."""
+    planner = _PlainPlanner(torch)
+    none, kind = torch.Size((0,)), dcp.planner.LoadItemType.BYTE_IO
+    indices = [dcp.metadata.MetadataIndex(name) for name in names]
+    items = [dcp.planner.ReadItem(kind, index, none, index, none, none) for index in indices]
+    _read(path, metadata, items, planner, dcp)
+    return planner.values
+
+
+def _read(path: Path, metadata: Any, items: Sequence[Any], planner: Any, dcp: Any) -> None:
+    reader = dcp.FileSystemReader(path)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(dcp.planner.LoadPlan(items), planner).wait()
 
 
 class _Shards:
@@ -130,9 +165,7 @@ class _Shards:
         items = self._dcp.planner_helpers.create_read_items_for_chunk_list(self._name, self._entry, [wanted])
         for item in items:
             self._check_form(self._metadata.storage_data[item.storage_index])
-        reader = self._dcp.FileSystemReader(self._path)
-        reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-        reader.read_data(self._dcp.planner.LoadPlan(items), _Planner(whole)).wait()
+        _read(self._path, self._metadata, items, _Planner(whole), self._dcp)
         self._read = tensor_of(whole, self._torch).read
 
     def _check_form(self, info: Any) -> None:
@@ -159,6 +192,17 @@ class _Planner:
 
     def commit_tensor(self, item: Any, tensor: Any) -> None:
         """Do nothing: the part is a view."""
+
+
+class _PlainPlanner:
+    """The part of DCP's LoadPlanner that reading plain data needs. values : by name"""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.values: dict[str, Any] = {}
+
+    def load_bytes(self, item: Any, value: io.BytesIO) -> None:
+        self.values[item.storage_index.fqn] = self._torch.load(value, weights_only=True)
 
 
 def _end(chunk: Any) -> int:

@@ -2,7 +2,8 @@
 with NumPy's numbers and arrays. No class of the user is imported: ``torch_pickles`` finds where a refused one is.
 
 torch maps the file, so rows are read on demand. To write it, torch needs every tensor at once: they are mapped, too,
-from an unnamed file next to the new one.
+from an unnamed file next to the new one. Slots and keys are in a file of their own: torch's ``load_state_dict`` refuses
+a state_dict with more than a model's parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import pickle
 import re
 import tempfile
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +26,7 @@ from penstock.base.errors import InputError
 from penstock.base.filesystem import atomic_files
 from penstock.contrib.formats.numpy_files import rows_of
 from penstock.contrib.formats.torch_pickles import refusal
+from penstock.contrib.formats.torch_states import groups_of, with_names
 from penstock.io.registry import Library
 from penstock.io.table_formats.table_format import (
     Contents,
@@ -79,7 +82,7 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             contents.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
         else:
             contents.tensors[name] = tensor_of(value, torch)
-    return contents
+    return with_names(contents, groups_of(state), str(path))
 
 
 def _numpy_globals() -> list[Any]:
@@ -107,24 +110,46 @@ def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
     torch = LIBRARY.load("--format torch")
     folder = out.absolute().parent
     atomic_files.make_folders(folder)
-    with tempfile.TemporaryFile(dir=folder) as scratch, atomic_files.publishing(out) as file:
-        state: dict[str, Any] = {}
+    weights, slots = dict[str, Any](), dict[str, Any]()
+    with tempfile.TemporaryFile(dir=folder) as scratch, ExitStack() as stack:
         for name in saved.tables:
-            state |= {key: torch.from_numpy(array) for key, array in _mapped(scratch, saved, name).items()}
+            for part, array in _mapped(scratch, saved, name).items():
+                state, key = (weights, "weight") if part == WEIGHTS else (slots, part)
+                state[f"{name}.{key}"] = torch.from_numpy(array)
+        files = [stack.enter_context(_saved(torch, weights, out))]
+        beside = out.with_name(f"{out.stem}.slots{out.suffix}")
+        if slots:
+            files.append(stack.enter_context(_saved(torch, slots, beside)))
+        else:
+            atomic_files.remove(beside)  # of an earlier export
+        for file in files:
+            file.publish()
+        for place in {file.path.parent for file in files}:
+            atomic_files.sync_folder(place)
+    written = [out, beside] if slots else [out]
+    for path in written:
+        atomic_files.discard_orphans(path)
+    return written
+
+
+@contextmanager
+def _saved(torch: Any, state: dict[str, Any], path: Path) -> Iterator[atomic_files.File]:
+    """Give the complete file of a state_dict, which has no name yet. It is removed if the block fails."""
+    file = atomic_files.File(path)
+    with file.all_or_nothing():
         try:
             torch.save(state, file)
         except RuntimeError as error:  # about the end of the file, which torch writes also after an error of the disk
             raise _first_cause(error) from None
-    atomic_files.discard_orphans(out)
-    return [out]
+        file.complete()
+        yield file
 
 
 def _mapped(scratch: IO[bytes], saved: TablesToWrite, name: str) -> dict[str, Array]:
-    """Write the arrays of a table to the end of a file, and return them mapped, by their names in the state_dict."""
+    """Write the arrays of a table to the end of a file, and return them mapped, by part."""
     mapped: dict[str, Array] = {}
-    for part, array in arrays_of(saved, name).items():
+    for key, array in arrays_of(saved, name).items():
         interrupts.check()
-        key = f"{name}.{'weight' if part == WEIGHTS else part}"
         first = scratch.seek(0, 2)
         scratch.write(np.ascontiguousarray(array).data)
         scratch.flush()
@@ -155,6 +180,6 @@ FORMAT = TableFormat(
     is_at=_is_at,
     contents=_contents,
     write=_write,
-    out="a file",
+    out="a file of the weights, and one with .slots in its name",
     has_keys=True,
 )

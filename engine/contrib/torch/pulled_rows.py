@@ -67,6 +67,13 @@ def ids_of(tensor: Any, place: str = "") -> Ids:
     return ids
 
 
+def joined(parts: Sequence[Ids]) -> Ids:
+    """Return ids as one array. NumPy makes float64 of int64 and uint64: without negative ids, uint64 holds both."""
+    if len({part.dtype for part in parts}) > 1 and all((part >= 0).all() for part in parts):
+        parts = [part.astype(np.uint64) for part in parts]
+    return np.concatenate(parts)
+
+
 def planned(ids: Mapping[str, Ids]) -> tuple[dict[str, Ids], dict[str, Int64]]:
     """Return the distinct ids of every table, and for each id its index among them."""
     plans = {name: distinct(table_ids) for name, table_ids in ids.items()}
@@ -160,7 +167,7 @@ def _merged(blocks: Sequence[Block]) -> list[Block]:
 
 def _summed(pieces: Sequence[tuple[Ids, torch.Tensor]]) -> tuple[Ids, torch.Tensor, torch.Tensor]:
     """Return the distinct ids of pieces, for every id its index among them, and the sums of their gradients."""
-    ids, index = distinct(np.concatenate([piece[0] for piece in pieces]))
+    ids, index = distinct(joined([piece[0] for piece in pieces]))
     places, sums = torch.from_numpy(index), torch.zeros(len(ids), pieces[0][1].shape[1])
     return ids, places, sums.index_add_(0, places, torch.cat([rows.to(sums) for _, rows in pieces]))
 

@@ -16,7 +16,7 @@ import torch.nn.functional as functional
 from penstock.base.errors import UsageError, UsageTypeError
 from penstock.contrib.torch.jagged import JaggedTensor, KeyedTensor, jagged_features
 from penstock.contrib.torch.modules import NOT_COMPILED, StoreModule, checked_table, tensor_of, whole_weight
-from penstock.contrib.torch.pulled_rows import ids_of, planned
+from penstock.contrib.torch.pulled_rows import ids_of, joined, planned
 from penstock.contrib.torch.stores import Ids, Store, no_table
 
 _MODES = {"SUM": "sum", "MEAN": "mean"}
@@ -91,7 +91,7 @@ class _Collection(StoreModule):
         jagged = jagged_features(features, self._features)
         values = {name: ids_of(feature.values, f"feature '{name}': ") for name, feature in jagged.items()}
         uses: dict[str, list[str]] = {name: list(config.feature_names) for name, config in self._configs.items()}
-        ids, index = planned({name: np.concatenate([values[feature] for feature in uses[name]]) for name in uses})
+        ids, index = planned({name: joined([values[feature] for feature in uses[name]]) for name in uses})
         places: dict[tuple[str, str], Ids] = {}
         for name, of_table in uses.items():
             ends = np.cumsum([len(values[feature]) for feature in of_table])[:-1]

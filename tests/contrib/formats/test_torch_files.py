@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from cli import table  # noqa: E402
 from commands_below import below  # noqa: E402
 from dynamic import ALL_POLICIES  # noqa: E402
+from every_optimizer import EVERY  # noqa: E402
 from limits import HANG_S  # noqa: E402
 from scripts import ROOT  # noqa: E402
 from torch.distributed import checkpoint as dcp  # noqa: E402
@@ -80,6 +81,101 @@ def test_names_of_torchrec_with_fused_optimizer_states(tmp_path, imported):
     np.testing.assert_array_equal(parts["item"]["velocities"], fused[names["t2"]]["t2.momentum2"])
 
 
+def many(tmp_path, num_tables=26):
+    """A model of many tables in a list, of dims of their own, and the configuration of it."""
+    torch.manual_seed(0)
+    bags = [torch.nn.EmbeddingBag(20 + number, 4) for number in range(num_tables)]
+    model = torch.nn.ModuleDict({"bottom": torch.nn.Linear(4, 4), "emb_l": torch.nn.ModuleList(bags)})
+    text = "".join(table(f"t{number}", 20 + number, 4) for number in range(num_tables))
+    (tmp_path / "tables.pbtxt").write_text(text + "mode: TRAINING\n")
+    return model
+
+
+def stepped(model, parameters):
+    """The state of torch's Adagrad after a step whose gradients differ from row to row."""
+    optimizer = torch.optim.Adagrad(parameters)
+    for parameter in model.parameters():
+        parameter.grad = torch.rand(parameter.shape) + 0.5
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+@pytest.mark.parametrize("way", ["names", "numbers"])
+def test_one_flag_maps_the_states_of_many_tables(tmp_path, call, form, way):
+    """With names, the numbers of the parameters, which the dense layer has shifted, do not count."""
+    model = many(tmp_path)
+    if way == "names":
+        optim, maps = stepped(model, model.named_parameters()), ["emb_l.*=t*"]
+        if not any("param_names" in group for group in optim["param_groups"]):
+            pytest.skip("this torch saves no names of parameters")
+    else:
+        optim = stepped(model, model["emb_l"].parameters())
+        maps = ["emb_l.*=t*", "optim.state.*.sum=t*/accumulators"]
+    saved = {"model": model.state_dict(), "optim": optim}
+    if form == "torch":
+        torch.save(saved, tmp_path / "m")
+    else:
+        dcp.save(saved, checkpoint_id=tmp_path / "m", no_dist=True)
+    words = "import", tmp_path / "m", tmp_path / "c", "--config", tmp_path / "tables.pbtxt"
+    call(0, *words, *(word for each in maps for word in ("--map", each)))
+    engine, first = ps.Engine.restore(tmp_path / "c"), 2 if way == "names" else 0
+    for number, bag in enumerate(model["emb_l"]):
+        parts = engine.retrieve_parameters(f"t{number}")
+        np.testing.assert_array_equal(parts["parameters"], bag.weight.detach())
+        np.testing.assert_array_equal(parts["accumulators"], optim["state"][first + number]["sum"])
+
+
+def test_a_state_with_names_is_taken_without_a_flag_and_by_any(tmp_path, config, call):
+    model, _ = trained()
+    optim = stepped(model, model.named_parameters())
+    if "param_names" not in optim["param_groups"][0]:
+        pytest.skip("this torch saves no names of parameters")
+    config.write_text(USER + table("item", 20, 4) + "mode: TRAINING\n")
+    torch.save(model.state_dict(), tmp_path / "m.pt")
+    torch.save(optim, tmp_path / "optim.pt")
+    for number, maps in enumerate(
+        ([], ["state.*.sum=*/accumulators"], [f"state.{n}.sum={name}/accumulators" for n, name in enumerate(model)][:2])
+    ):
+        words = "import", tmp_path / "m.pt", tmp_path / "optim.pt", tmp_path / f"c{number}", "--config", config
+        _, result = call(0, *words, *(word for each in maps for word in ("--map", each)))
+        for name in ("user", "item"):
+            assert result["tables"][name]["accumulators"] == f"state.{name}.weight.sum"
+        assert call(0, "diff", tmp_path / "c0", tmp_path / f"c{number}")[1]["equal"]
+    sums = ps.Engine.restore(tmp_path / "c0").retrieve_parameters("item")["accumulators"]
+    np.testing.assert_array_equal(sums, optim["state"][1]["sum"])
+    by_both = "--map", "state.0.sum=user/accumulators", "--map", "state.user.weight.sum=user/accumulators"
+    text, _ = call(2, *words[:3], tmp_path / "d", *words[4:], *by_both)
+    assert "'state.user.weight.sum' is given twice, by its name and by its number" in text
+
+
+def test_numbers_of_several_optimizers_name_no_tensor(tmp_path, imported):
+    files = []
+    for name, rows in (("user", 60), ("item", 20)):
+        groups = [{"params": [0], "param_names": [f"{name}.weight"]}]
+        optim = {"state": {0: {"sum": torch.rand(rows, 4)}}, "param_groups": groups}
+        files.append(tmp_path / f"{name}.pt")
+        torch.save({f"{name}.weight": torch.rand(rows, 4), **optim}, files[-1])
+    text = imported(files, "--map", "state.0.sum=user/accumulators", code=2)
+    assert "--map state.0.sum=user/accumulators (names=): no tensor and no table of this name in the source" in text
+    _, result = imported(files, "--map", "state.user.weight.sum=user/accumulators")
+    assert result["tables"]["user"]["accumulators"] == "state.user.weight.sum"
+
+
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+@pytest.mark.parametrize("names", [["user.weight"], ["user.weight", "user.weight"], [1, 2], "ab", None])
+def test_names_of_parameters_that_do_not_fit_are_refused(tmp_path, imported, form, names):
+    state = {0: {"sum": torch.rand(60, 4)}, 1: {"sum": torch.rand(20, 4)}}
+    optim = {"state": state, "param_groups": [{"params": [0, 1], "param_names": names}]}
+    if form == "torch":
+        torch.save({"user.weight": torch.rand(60, 4), "o": optim}, tmp_path / "m")
+    else:
+        dcp.save({"user.weight": torch.rand(60, 4), "o": optim}, checkpoint_id=tmp_path / "m", no_dist=True)
+    text = imported(tmp_path / "m", "--new-tables", code=3)
+    problem = "expected a list with a name for each of 'params', and no name twice"
+    assert f"m: 'o.param_groups.0.param_names': {problem}" in text
+
+
 def test_row_wise_accumulators_are_those_of_row_wise_adagrad(tmp_path, config, imported):
     sums = torch.rand(60) + 1
     torch.save({"embedding_bags.user.weight": torch.rand(60, 4), "user.momentum1": sums}, tmp_path / "m.pt")
@@ -128,29 +224,83 @@ def test_an_export_is_imported_bit_by_bit(tmp_path, config, call, form, kind):
     engine.save(tmp_path / "a")
     place = tmp_path / "a"
     for number in range(2):
-        call(0, "export", place, tmp_path / f"out{number}", "--format", form)
+        _, result = call(0, "export", place, tmp_path / f"out{number}", "--format", form)
         place = tmp_path / f"c{number}"
-        call(0, "import", tmp_path / f"out{number}", place, "--config", config)
+        sources = [tmp_path / f"out{number}"] if form == "parquet" else result["out"]
+        call(0, "import", *sources, place, "--config", config)
     differences = call(1, "diff", tmp_path / "a", tmp_path / "c0")[1]["differences"]
     assert differences == {"global_step": [3, 0]}
     assert call(0, "diff", tmp_path / "c0", tmp_path / "c1")[1]["equal"]
 
 
 def test_torch_loads_what_export_writes(tmp_path, call):
-    engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(60, 4, name="user", optimizer=ps.Adagrad(0.1))]))
+    tables = [ps.TableConfig(60, 4, name="user", optimizer=ps.Adagrad(0.1))]
+    tables += [ps.TableConfig(20, 3, name="item", optimizer=ps.Adam(0.1))]
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables))
+    engine.save(tmp_path / "c")
+    text, _ = call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch")
+    assert text.startswith(f"wrote     {tmp_path}/m.pt\nwrote     {tmp_path}/m.slots.pt\n")
+    model = torch.nn.ModuleDict({"user": torch.nn.EmbeddingBag(60, 4), "item": torch.nn.Embedding(20, 3)})
+    model.load_state_dict(torch.load(tmp_path / "m.pt"), strict=True)
+    for name in model:
+        np.testing.assert_array_equal(model[name].weight.detach(), engine.retrieve_parameters(name)["parameters"])
+    assert list(torch.load(tmp_path / "m.slots.pt")) == ["user.accumulators", "item.momenta", "item.velocities"]
+
+
+def test_either_file_of_an_export_is_imported(tmp_path, config, call):
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    engine.apply({"user": ([5], [[1.0, 2.0, 3.0, 4.0]])})
     engine.save(tmp_path / "c")
     call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch")
-    state = torch.load(tmp_path / "m.pt")
-    assert set(state) == {"user.weight", "user.accumulators"}
-    model = torch.nn.ModuleDict({"user": torch.nn.EmbeddingBag(60, 4)})
-    assert model.load_state_dict(state, strict=False).missing_keys == []
-    np.testing.assert_array_equal(model["user"].weight.detach(), engine.lookup("user", range(60)))
+    _, result = call(0, "import", tmp_path / "m.pt", tmp_path / "weights", "--config", config)
+    assert result["initial"] == {"user": ["accumulators"], "item": ["momenta", "velocities"]}
+    np.testing.assert_array_equal(
+        ps.Engine.restore(tmp_path / "weights").lookup("user", [5]), engine.lookup("user", [5])
+    )
+    text, _ = call(3, "import", tmp_path / "m.slots.pt", tmp_path / "slots", "--config", config)
+    assert "no weights of table 'user' in a file of torch.save" in text
+    assert "names them, if no other SOURCE has them" in text
+    assert not (tmp_path / "slots").exists()
+    other = ps.Engine(ps.EmbeddingConfig.load(config))
+    other.read_tables([tmp_path / "m.slots.pt", tmp_path / "m.pt"])  # in any order
+    for name in ("user", "item"):
+        for part, rows in engine.retrieve_parameters(name).items():
+            assert other.retrieve_parameters(name)[part].tobytes() == rows.tobytes()
+
+
+def test_slots_of_every_optimizer_are_exported_and_imported_bit_by_bit(tmp_path, call):
+    tables = [ps.TableConfig(20, 4, name=f"t{number}", optimizer=each) for number, each in enumerate(EVERY)]
+    config = ps.EmbeddingConfig.from_tables(tables)
+    config.save(tmp_path / "t.pbtxt")
+    engine = ps.Engine(config)
+    rng = np.random.default_rng(0)
+    engine.apply({each.name: (np.arange(20), rng.standard_normal((20, 4), np.float32)) for each in tables})
+    engine.save(tmp_path / "c")
+    _, result = call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch")
+    _, result = call(0, "import", *result["out"], tmp_path / "d", "--config", tmp_path / "t.pbtxt")
+    assert (result["initial"], result["derived"], result["skipped"]) == ({}, {}, {})
+    assert call(1, "diff", tmp_path / "c", tmp_path / "d")[1]["differences"] == {"global_step": [1, 0]}
+
+
+def test_an_export_without_slots_is_one_file_and_leaves_none_of_an_earlier_one(tmp_path, config, call):
+    without = table("user", 60, 4, "stochastic_gradient_descent {}") + "mode: TRAINING\n"
+    for text, files in ((CONFIG, ["m.pt", "m.slots.pt"]), (without, ["m.pt"])):
+        config.write_text(text)
+        ps.Engine(ps.EmbeddingConfig.load(config)).save(tmp_path / f"c{len(files)}")
+        _, result = call(0, "export", tmp_path / f"c{len(files)}", tmp_path / "m.pt", "--format", "torch")
+        assert result["out"] == [f"{tmp_path}/{name}" for name in files]
+        assert sorted(path.name for path in tmp_path.glob("m*")) == files
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
-def test_an_export_to_a_full_file_system_is_exit_6_and_leaves_nothing(tmp_path, config):
+def test_an_export_to_a_full_file_system_is_exit_6_and_leaves_nothing(tmp_path, config, call):
     ps.Engine(ps.EmbeddingConfig.load(config)).save(tmp_path / "c")
-    for most in (200, 4000):  # the scratch file, or the file
+    call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch")
+    sizes = [(tmp_path / name).stat().st_size for name in ("m.pt", "m.slots.pt")]
+    assert sizes[0] < sizes[1]
+    for name in ("m.pt", "m.slots.pt"):
+        (tmp_path / name).unlink()
+    for most in (200, sizes[1] - 100):  # the scratch file, or the second file
         done = below(64 << 30, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch", file_bytes=most)
         assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
         assert "cannot write: file too large; raise the limit on file sizes" in done.stderr
@@ -255,6 +405,15 @@ def test_a_hostile_metadata_runs_nothing(tmp_path, imported):
     assert f"names {os.system.__module__}.system, which no such checkpoint contains; nothing" in imported(
         tmp_path / "dcp", code=3
     )
+    assert not (tmp_path / "created").exists()
+
+
+def test_hostile_names_of_parameters_run_nothing(tmp_path, imported):
+    groups = [{"params": [0], "param_names": Evil(tmp_path / "created")}]
+    optim = {"state": {0: {"sum": torch.rand(60, 4)}}, "param_groups": groups}
+    dcp.save({"user.weight": torch.rand(60, 4), "optim": optim}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    text = imported(tmp_path / "dcp", "--new-tables", code=3)
+    assert "dcp: cannot be read as plain data, 'optim.param_groups.0.param_names': Weights only load failed" in text
     assert not (tmp_path / "created").exists()
 
 

@@ -112,6 +112,27 @@ def test_gradients_of_several_forwards_are_summed_in_their_order(bag, opt, engin
     assert value(engine, 5) == 1.0 - np.float32(0.5) * (np.float32(2.0**25) + np.float32(2.0) - np.float32(2.0**25))
 
 
+@pytest.mark.parametrize("is_collection", [False, True])
+def test_ids_of_a_table_may_be_signed_in_one_column_and_unsigned_in_another(is_collection):
+    """NumPy would join them as float64."""
+    keys = ps.Dynamic(key_type="uint64")
+    table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), name="user", dynamic=keys)
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    signed, unsigned = torch.tensor([5, 7]), torch.tensor([5, 2**63 + 1], dtype=torch.uint64)
+    if is_collection:
+        configs, offsets = [BagConfig("user", 8, 2, ["clicked", "bought"])], torch.tensor([0, 1, 2])
+        model = pt.EmbeddingBagCollection(tables=configs, store=pt.store(engine))
+        total = model({"clicked": (signed, offsets), "bought": (unsigned, offsets)}).values().sum()
+    else:
+        model = pt.Embedding(8, 2, store=pt.store(engine))
+        total = model(signed).sum() + model(unsigned).sum()
+    opt = pt.Step(model)
+    total.backward()
+    opt.step()
+    assert engine.keys("user").to_pylist() == [5, 7, 2**63 + 1]
+    assert engine.lookup("user", np.array([5, 7, 2**63 + 1], np.uint64))[:, 0].tolist() == [0.0, 0.5, 0.5]
+
+
 def test_zero_grad_drops_what_an_exception_left(bag, opt, engine):
     bag(IDS).sum().backward()
     bag(IDS)  # an exception before its backward pass

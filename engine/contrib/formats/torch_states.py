@@ -1,0 +1,78 @@
+"""The state of an optimizer of torch by the names of its parameters: ``state.0.sum`` becomes ``state.user.weight.sum``.
+
+torch counts the parameters in ``state``. Its ``param_groups`` have their numbers, and their names where the optimizer
+was created with ``named_parameters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from penstock.base.errors import InputError
+from penstock.io.table_formats.table_format import Contents
+
+Names = dict[str, dict[str, str]]  # path of an optimizer → number of a parameter → its name
+
+
+class Group(NamedTuple):
+    """Parameters of an optimizer. path : of the optimizer, with a dot at its end; number : among ``param_groups``"""
+
+    path: str
+    number: int | str
+    params: Any
+    names: Any
+
+
+def with_names(contents: Contents, groups: Iterable[Group], source: str) -> Contents:
+    """Return the contents with the names of parameters in place of their numbers. Raises InputError."""
+    names = _names(groups, source)
+    tensors, numbered = {}, {}
+    for name, tensor in contents.tensors.items():
+        own = _name(name, names)
+        if own in tensors or (own != name and own in contents.tensors):
+            raise InputError(f"'{own}' is two of its tensors; save one of them", source=source)
+        tensors[own] = tensor
+        if own != name:
+            numbered[name] = own
+    return Contents(tensors, {_name(name, names): kind for name, kind in contents.others.items()}, numbered)
+
+
+def _names(groups: Iterable[Group], source: str) -> Names:
+    names: Names = {}
+    for group in groups:
+        known = names.setdefault(group.path, {})
+        lists = isinstance(group.params, list) and isinstance(group.names, list)
+        if lists and len(group.params) == len(group.names) and all(isinstance(name, str) for name in group.names):
+            num_known = len(known) + len(group.params)
+            known.update(zip(map(str, group.params), group.names, strict=True))
+            if len(set(known.values())) == num_known:
+                continue
+        place = f"'{group.path}param_groups.{group.number}.param_names'"
+        problem = "expected a list with a name for each of 'params', and no name twice"
+        raise InputError(f"{place}: {problem}; without 'param_names' states have numbers", source=source)
+    return names
+
+
+def _name(numbered: str, names: Names) -> str:
+    for prefix, known in names.items():
+        if numbered.startswith(f"{prefix}state."):
+            number, dot, rest = numbered.removeprefix(f"{prefix}state.").partition(".")
+            if dot and number in known:
+                return f"{prefix}state.{known[number]}.{rest}"
+    return numbered
+
+
+def groups_of(tree: Any, path: str = "") -> Iterator[Group]:
+    """Yield every group with names in nested dicts and lists, of optimizers whose states are numbered."""
+    if isinstance(tree, Mapping):
+        state, groups = tree.get("state"), tree.get("param_groups")
+        is_numbered = isinstance(state, Mapping) and any(isinstance(key, int) for key in state)
+        for number, group in enumerate(groups if isinstance(groups, list) and is_numbered else ()):
+            if isinstance(group, Mapping) and "param_names" in group:
+                yield Group(path, number, group.get("params"), group["param_names"])
+        items = list(tree.items())
+    else:
+        items = list(enumerate(tree)) if isinstance(tree, list | tuple) else []
+    for key, value in items:
+        yield from groups_of(value, f"{path}{key}.")
