@@ -13,6 +13,7 @@ from penstock.api.live_reads import LiveReads
 from penstock.api.run import SourceRun
 from penstock.api.table_access import TableAccess
 from penstock.base.errors import listed
+from penstock.base.html_tables import html_table
 from penstock.base.threads import ThreadTeam
 from penstock.base.validation import whole
 from penstock.checkpoint.restoration import RestoreOptions, restore
@@ -150,6 +151,13 @@ class Engine(TableAccess):
         devices = self.core.tables.devices
         kinds = listed(sorted({device.platform for device in devices}))
         return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
+
+    def _repr_html_(self) -> str:
+        """Return two tables for notebooks: the state of the gate, and the configuration."""
+        gate = self.gate
+        values = (gate.global_step, gate.num_accumulated, gate.num_required, self.core.tables.programs.variants)
+        head = ("Engine: step", "frames in the gate", "required", "variants")
+        return html_table(head, [values]) + self.config._repr_html_()
 
     # ---- readers without the lock
 

@@ -9,14 +9,18 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import penstock.base.interrupts as interrupts
 from penstock.api.deltas import Deltas
 from penstock.api.planning.look_ahead import LookAhead, looked_ahead
+from penstock.base.errors import UsageError, listed
+from penstock.base.integrations import PROGRESS
 from penstock.base.validation import INT64_MAX, fraction, function, is_uri, place, whole
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.session import CheckpointSession
@@ -34,9 +38,22 @@ from penstock.model.learning_rates import LearningRates
 from penstock.model.options import AnyPath, StageOptions
 from penstock.model.stats import Counters, Report
 
+if TYPE_CHECKING:
+    from penstock.model.options import Progress
+
 log = logging.getLogger("penstock")
 
 Runs = Iterator[tuple[int, FrameRun]]
+
+
+def shown_by(progress: Any) -> AbstractContextManager[Progress | None]:
+    """Return a context that yields what to call with the progress. Raises UsageError, ModuleNotFoundError."""
+    if not isinstance(progress, str):
+        return nullcontext(progress if progress is None else function("progress", progress))
+    if progress not in PROGRESS:
+        raise UsageError(f"progress: expected something to call or one of {listed(PROGRESS)}, got {progress!r}")
+    bar: AbstractContextManager[Progress] = import_module(PROGRESS[progress]).progress_bar()
+    return bar
 
 
 class SourceRun:
@@ -77,8 +94,9 @@ class SourceRun:
         if self._reader.is_ready and looked_ahead(core.tables.specs):
             self._ahead = LookAhead(core, self._reader, options.flush)
         self._first_bad = self._reader.first_bad if self._ahead is None else self._ahead.first_bad
-        self._progress = None if options.progress is None else function("progress", options.progress)
-        self._context = Context(self._rates, self._counters, most=INT64_MAX if self._progress is None else 1)
+        self._show_progress = shown_by(options.progress)
+        self._progress: Progress | None = None
+        self._context = Context(self._rates, self._counters, most=INT64_MAX if options.progress is None else 1)
         self._open_deltas: OpenDeltas | None = None
         if deltas is not None and target is not None:
             if not is_uri(target):
@@ -150,6 +168,7 @@ class SourceRun:
         self._core.start_counting()
         self._core.rates = self._rates
         with (
+            self._show_progress as self._progress,
             self._telemetry.run(self._counters, self._fraction, self._first_bad),
             self._session.run(
                 self._reader,

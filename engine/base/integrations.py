@@ -64,6 +64,8 @@ PAGES = {
     "html_report": "penstock.contrib.pages.html_report",
     "id_statistics": "penstock.contrib.pages.id_statistics",
 }
+# What shows the progress of a run, by the text of ``progress=``.
+PROGRESS = {"tqdm": "penstock.contrib.tqdm_bar"}
 # What finds an unfinished replay in passes in a checkpoint.
 PASSES_OF_ROWS = "penstock.contrib.passes.pass_folder"
 # Commands that are part of an integration, by name; the others are modules of ``penstock.cli``.
@@ -81,6 +83,7 @@ EXTRAS = (
     Extra("completion", "shtab", "completion of commands in a shell"),
     Extra("metrics", "prometheus-client", "--ui, --metrics, --metrics-file, --report and penstock.metrics"),
     Extra("otel", "opentelemetry-api", "a span for every step"),
+    Extra("tqdm", "tqdm", "a progress bar, also in notebooks"),
     Extra("kafka", "confluent-kafka", "gradients from Kafka, and follow into Kafka"),
     Extra("nats", "nats-py", "gradients from NATS"),
     Extra("delta", "deltalake", "gradients from Delta Lake, and follow into it"),

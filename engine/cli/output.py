@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.base.errors import MOST_LISTED, PenstockError
 from penstock.base.filesystem.file_stores import place_of
 from penstock.base.filesystem.pipes import reader_of
+from penstock.base.quantities import count as count
+from penstock.base.quantities import several as several
+from penstock.base.quantities import size_text as size_text
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
     from penstock.model.stats import Counters, GateProgress, Report, TableReport
@@ -143,24 +146,6 @@ def nearest(path: Path) -> Path:
     """Return the path if it exists, else its nearest existing ancestor."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if p.exists())
-
-
-def count(number: float) -> str:
-    """Return 1234567 as '1,234,567'."""
-    return f"{number:,.0f}"
-
-
-def several(number: int, noun: str) -> str:
-    """Return '1 table', '2 tables'."""
-    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
-
-
-def size_text(num_bytes: int) -> str:
-    """Return 1234567 bytes as '1.2 MB'."""
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if num_bytes >= 1000**power:
-            return f"{num_bytes / 1000**power:,.1f} {unit}"
-    return several(num_bytes, "byte")
 
 
 def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:

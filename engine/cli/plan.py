@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.api.planning.cached_rows import CacheForecast
 from penstock.api.planning.choices import all_choices
-from penstock.api.planning.forecast import Forecast, TableForecast
+from penstock.api.planning.comparison import NEVER, compared
+from penstock.api.planning.forecast import Forecast
 from penstock.api.planning.planner import EXACT_ROWS, Planner, reading
 from penstock.base.flag_values import MOST_PARALLEL, number, whole
 from penstock.cli.command_line import (
@@ -20,25 +20,14 @@ from penstock.cli.command_line import (
     keywords_of,
     policy_of,
 )
-from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
+from penstock.cli.output import Output, ProgressLine, count, frames_text
 from penstock.io.decoding.reader import FrameReader
 from penstock.model.config.dynamic import MAX_COUNT
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.placement import MOST_BYTES
 from penstock.model.options import OneReaderOptions, ReadingOptions
-from penstock.model.stats import percent
 
 EXAMPLE = "penstock plan tables.pbtxt monday.arrows --capacity 1000000,2000000 --min-count 1,3 --expire never,500000"
-NEVER = "never"
-# Shown of each table: heading, and the name in KeyReport.
-_COLUMNS = (
-    ("keys", "keys"),
-    ("lost rows", "unadmitted_rows"),
-    ("evicted", "evicted"),
-    ("returned", "returned"),
-    ("expired", "expired"),
-    ("rejected", "rejected"),
-)
 
 
 def add(command: Parser) -> None:
@@ -130,14 +119,8 @@ def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str,
     out.say(f"rows      {count(counters.rows)} in {seconds:.2f} s ({count(counters.rows / seconds)} rows/s); ids only")
     out.say(f"frames    {frames_text(counters.frames, counters.steps, counters.stale, pending)}")
     out.say_all("note      ", notes)
-    lines, of_cached, choices = [_HEADINGS], [_CACHED_HEADINGS], []
-    for forecast in planner.forecasts:
-        tables, cached = forecast.tables(), forecast.cached()
-        lines += [_cells(forecast, name, table) for name, table in tables.items()]
-        of_cached += [_cells_of_cached(forecast, name, table) for name, table in cached.items()]
-        choices.append(_plain(forecast, tables))
-    _say_cells(out, lines)
-    _say_cells(out, of_cached)
+    for headings, lines in compared(planner.forecasts):
+        _say_cells(out, [headings, *lines])
     out.result(
         {
             **{name: getattr(counters, name) for name in ("rows", "frames", "stale", "stale_rows", "steps")},
@@ -145,72 +128,23 @@ def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str,
             "dropped": dict(counters.dropped),
             "seconds": seconds,
             "notes": notes,
-            "choices": choices,
+            "choices": [_plain(forecast) for forecast in planner.forecasts],
         }
     )
 
 
 def _say_cells(out: Output, lines: list[list[str]]) -> None:
-    """Print cells below headings, if there are any. The last cell of a line is a remark."""
-    if len(lines) < 2:
-        return
+    """Print cells below headings. The last cell of a line is a remark."""
     widths = [max(map(len, column)) for column in zip(*[line[:-1] for line in lines], strict=True)]
     for *cells, end in lines:
         first, *others = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
         out.say("  ".join([first.strip().ljust(widths[0]), *others, end]).rstrip())
 
 
-_HEADINGS = ["table", "capacity", "min count", "expire", *(heading for heading, _ in _COLUMNS), "host", "device", ""]
-
-
-def _cells(forecast: Forecast, name: str, table: TableForecast) -> list[str]:
-    """Return a line of the table of choices; an estimate carries its standard error."""
-    settings, full = forecast.specs[name].dynamic, forecast.full
-    assert settings is not None
-    filter_of = str(settings.min_count) if settings.probability is None else f"p {settings.probability:g}"
-    end = "" if table.share == 1 else f"1/{1 / table.share:.0f} of the keys"
-    if full is not None:
-        end = f"full at step {count(full.step)}" + ("" if full.table == name else f", by '{full.table}'")
-    return [
-        name,
-        count(table.capacity),
-        filter_of,
-        NEVER if settings.expire_after is None else count(settings.expire_after),
-        *(_number(getattr(table.report, key), table.standard_error.get(key)) for _, key in _COLUMNS),
-        size_text(table.report.directory_bytes),
-        size_text(table.device_bytes),
-        end,
-    ]
-
-
-_CACHED_HEADINGS = ["cached", "rows", "device", "places", "ahead", "hits", "up", "missed", "down", "moved", ""]
-
-
-def _cells_of_cached(forecast: Forecast, name: str, table: CacheForecast) -> list[str]:
-    """Return a line of the table of caches."""
-    return [
-        name,
-        count(table.num_rows),
-        size_text(table.device_bytes),
-        count(table.places),
-        count(table.look_ahead),
-        count(table.hits),
-        count(table.up),
-        percent(table.up, table.hits + table.up),
-        count(table.down),
-        size_text(table.bytes),
-        "" if forecast.full is None else f"until step {count(forecast.full.step)}",
-    ]
-
-
-def _number(value: int, error: float | None) -> str:
-    return count(value) if error is None else f"{count(value)} ± {count(error)}"
-
-
-def _plain(forecast: Forecast, tables: dict[str, TableForecast]) -> dict[str, Any]:
+def _plain(forecast: Forecast) -> dict[str, Any]:
     """Return a choice as plain data."""
     full, by_table = forecast.full, {}
-    for name, table in tables.items():
+    for name, table in forecast.tables().items():
         settings = forecast.specs[name].dynamic
         assert settings is not None
         by_table[name] = {

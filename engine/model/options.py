@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.base.flag_values import (
     MOST_PARALLEL,
@@ -417,8 +417,8 @@ class ThreadOptions:
 class SourceOptions(CommittingOptions, SteppingOptions, OneReaderOptions, ReadingOptions):
     """How a source is read, applied and committed."""
 
-    progress: Progress | None = option(
-        "called after every frame with the counters, the gate and the share of input read"
+    progress: Progress | Literal["tqdm"] | None = option(
+        'called after every frame with the counters, the gate and the share of input read; or ``"tqdm"``, a bar'
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from penstock.base.html_tables import html_table
 from penstock.model.frames import Contributor, Frame, count_by
 
 
@@ -269,7 +270,19 @@ class Report:
         tables = {name: table.to_dict() for name, table in self.tables.items()}
         return {**plain, "tables": tables}
 
+    def _repr_html_(self) -> str:
+        """Return two tables for notebooks: the counts of the run, without those that are zero, and of its tables."""
+        counts = {name: value for name, value in vars(self).items() if name not in ("tables", "variants")}
+        shown = [(name, value) for name, value in counts.items() if value or name in _ALWAYS_SHOWN]
+        tables = {name: {**table.to_dict(), "variant": self.variants.get(name)} for name, table in self.tables.items()}
+        for table in tables.values():
+            table |= table.pop("keys", {}) | table.pop("cache", {})
+        head = list(dict.fromkeys(column for table in tables.values() for column in table))
+        rows = [(name, *map(table.get, head)) for name, table in tables.items()]
+        return html_table(("Report", ""), shown) + html_table(("table", *head), rows)
 
+
+_ALWAYS_SHOWN = ("rows", "frames", "steps", "global_step", "verified")
 FIX_STALE = (
     "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step; if "
     "each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"

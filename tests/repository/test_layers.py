@@ -129,7 +129,7 @@ def test_only_integrations_import_integrations():
 def test_only_the_tests_of_integrations_import_their_libraries():
     library = (
         "(confluent_kafka|deltalake|duckdb|flax|h5py|keras|lance|lmdb|nats|opentelemetry|orbax|pandas|polars"
-        r"|prometheus_client|pyiceberg|ray|redis|safetensors|tensorflow|torch)\b"
+        r"|prometheus_client|pyiceberg|ray|redis|safetensors|tensorflow|torch|tqdm)\b"
     )
     importing = re.compile(rf"^ *(import|from) {library}|importorskip\(\"{library}", re.MULTILINE)
     tests = [path for package in {*ORDER} - {"contrib"} for path in (ROOT / "tests" / package).rglob("*.py")]

@@ -21,6 +21,8 @@ ALLOWED = {
     "prometheus_client": {"contrib.pages.metrics"},
     "ray": {"contrib.ray.cluster"},
     "shtab": {"cli.completion"},
+    "tqdm": {"contrib.tqdm_bar"},
+    "IPython": set(),
 }
 # Other libraries that the benches measure against: nothing else may know them.
 PEERS = ("duckdb", "fbgemm_gpu", "jax_tpu_embedding", "pandas", "polars", "tensorflow")

@@ -11,8 +11,10 @@ from typing import Any
 
 import penstock.base.interrupts as interrupts
 from penstock.api.planning.choices import Choice
+from penstock.api.planning.comparison import compared
 from penstock.api.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.base.errors import ConfigError, InputError
+from penstock.base.html_tables import html_table
 from penstock.base.threads import ThreadTeam
 from penstock.core.pipeline import Pipeline, store_of
 from penstock.core.trial_gate import TrialGate
@@ -142,6 +144,10 @@ class Planner:
         self.read_all = True
         if flush:
             self._trial.open(early=True)
+
+    def _repr_html_(self) -> str:
+        """Return the choices as tables for notebooks, a row per choice and table."""
+        return "".join(html_table(*table) for table in compared(self.forecasts))
 
     def push(self, frame: Frame) -> None:
         """Push one frame, and step if that opens the gate. Raises InputError for a bad row."""

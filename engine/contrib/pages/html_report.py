@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 import penstock
 from penstock.base.errors import MOST_LISTED
+from penstock.base.html_tables import html_table
 from penstock.cli.output import count, input_text, size_text, writing
 from penstock.contrib.pages.svg import MAX_LEGEND, SCHEME, Bar, Points, bars, lines, short
 from penstock.core.sampling import Hot, Moment, Probe, hot_ids, tables_of, thinned
@@ -74,17 +75,11 @@ def write_page(folder: Path, title: str, sections: Iterable[Section], numbers: M
     return index
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}" for cell in head)
-    cells = ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
-    return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
-
-
 def run_sections(report: Report, config: EmbeddingConfig, watch: Telemetry, probe: Probe) -> Iterator[Section]:
     """Yield the sections about a run. watch, probe : of its engine"""
     moments, hot = probe.moments, probe.hot
     notes = "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
-    yield "Summary", "", table(("", ""), _facts(report)) + notes
+    yield "Summary", "", html_table(("", ""), _facts(report)) + notes
     yield (
         "Where the time went",
         "seconds of the run's own thread",
@@ -121,7 +116,7 @@ def run_sections(report: Report, config: EmbeddingConfig, watch: Telemetry, prob
     yield (
         "Hot ids",
         "the most frequent ids of each table, and their share of its rows, from the same sample",
-        table(("table", "id", "of rows"), most) if most else "",
+        html_table(("table", "id", "of rows"), most) if most else "",
     )
 
 
@@ -164,7 +159,7 @@ def _keys(report: Report) -> str:
 def _first_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of the first MOST_LISTED rows, and of the number of those omitted."""
     more = [(f"… {count(len(rows) - MOST_LISTED)} more",)] if len(rows) > MOST_LISTED else []
-    return table(head, [*rows[:MOST_LISTED], *more])
+    return html_table(head, [*rows[:MOST_LISTED], *more])
 
 
 def flow_of(moments: Sequence[Moment]) -> Points:

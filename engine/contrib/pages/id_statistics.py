@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from penstock.base.html_tables import html_table
 from penstock.cli.output import count
-from penstock.contrib.pages.html_report import covered, frequencies, table
+from penstock.contrib.pages.html_report import covered, frequencies
 from penstock.contrib.pages.svg import MAX_LEGEND, Points, lines
 from penstock.pyx.id_table import IdTable
 
@@ -72,7 +73,7 @@ def use_sections(uses: Mapping[str, IdUses]) -> Iterator[tuple[str, str, str]]:
     yield (
         "Tables",
         "uses: rows for each distinct id",
-        table(("table", "rows", "ids", "uses", "hottest"), _rows(uses, names)),
+        html_table(("table", "rows", "ids", "uses", "hottest"), _rows(uses, names)),
     )
 
 

@@ -21,6 +21,7 @@ import penstock.base.errors as errors
 import penstock.base.interrupts as interrupts
 from penstock.api.engine import Engine
 from penstock.base.errors import CapacityError, ConfigError, InputError, UsageError
+from penstock.base.validation import function
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import join_parts
@@ -224,9 +225,9 @@ class MultiPass:
 
     def _progress(self, rank: int) -> Progress | None:
         """Return the progress of one pass as that of all of them."""
-        progress = self._options.progress
-        if progress is None:
+        if self._options.progress is None:
             return None
+        progress = function("progress", self._options.progress)
         return lambda counters, gate, done: progress(
             counters, gate, None if done is None else (rank + done) / self.count
         )

@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.base.errors import ConfigError
+from penstock.base.html_tables import html_table
 from penstock.model.config import text_format
 from penstock.model.config.build import build_tables, write_settings
 from penstock.model.config.build_features import Strategy, build_features
@@ -32,7 +33,7 @@ from penstock.model.config.specs import FeatureSpec, PythonPart, TableSpec, feat
 from penstock.model.config.tables import TableConfig
 from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.model.gate_policy import AHEAD, GatePolicy
-from penstock.model.updates import Optimizer
+from penstock.model.updates import OPTIMIZERS, Optimizer
 
 Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 
@@ -633,3 +634,17 @@ class EmbeddingConfig:
     def __repr__(self) -> str:
         tables = ", ".join(f"{name} {rows}x{dim}" for name, (rows, dim) in self.sizes.items())
         return f"EmbeddingConfig({tables})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: a row per table, also of one that this version cannot run."""
+        head = ("table", "rows", "dim", "optimizer", "learning rate")
+        rows = [
+            (
+                table.name,
+                *self.sizes[table.name],
+                OPTIMIZERS[table.algorithm].__name__,
+                table.parameters.learning_rate.constant if table.tag is None else "dynamic",
+            )
+            for table in table_messages(self._message)
+        ]
+        return html_table(head, rows, "EmbeddingConfig")

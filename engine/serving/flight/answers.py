@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +14,13 @@ import pyarrow.flight as flight
 
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import ServiceError
+from penstock.base.html_tables import html_table
 from penstock.model.frames import Float32
 from penstock.model.version import Version
 from penstock.serving.flight.messages import VERSION, decoded
+
+# What a notebook shows of a delta: its first rows, without the columns that every row repeats.
+SHOWN_ROWS, REPEATED = 5, ("step", "parent", "checksum", "rows_left")
 
 
 class Status(dict[str, Any]):
@@ -47,6 +53,17 @@ class Delta(NamedTuple):
     since: int
     version: Version
     batches: tuple[pa.RecordBatch, ...]
+
+    def _repr_html_(self) -> str:
+        """Return two tables for notebooks: the changed rows of each table as a count, and the first of them."""
+        counts: Counter[str] = Counter()
+        for batch in self.batches:
+            counts.update({pair["values"]: pair["counts"] for pair in batch["table"].value_counts().to_pylist()})
+        rows = (row for batch in self.batches for row in batch.slice(0, SHOWN_ROWS).to_pylist())
+        names = [name for name in self.batches[0].schema.names if name not in REPEATED] if self.batches else []
+        first = [[str(row[name]) if name == "id" else row[name] for name in names] for row in islice(rows, SHOWN_ROWS)]
+        head = ("Delta: version", "since step", "changed rows")
+        return html_table(head, [(self.version, self.since, counts)]) + html_table(names, first)
 
 
 class TableAt(NamedTuple):

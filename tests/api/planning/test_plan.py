@@ -13,6 +13,7 @@ from penstock.api.planning.choices import Choice, all_choices
 from penstock.api.planning.forecast import shard_bits
 from penstock.api.planning.planner import Planner, reading
 from penstock.io.decoding.reader import FrameReader
+from penstock.model.gate_policy import GatePolicy
 from penstock.pyx.keys.directory import Directory
 
 STEPS = churning_steps(160)
@@ -22,7 +23,8 @@ ONE = (Choice(),)
 def planned(config, source, choices=ONE, *, num_required=None, threads=2, sample=None, **options):
     """Return the planner after the source. options : of reading and of ``Planner.run``"""
     of_run = {name: options.pop(name) for name in ("limit", "flush", "max_stale") if name in options}
-    planner = Planner(config, choices, num_required=num_required, threads=threads, sample=sample)
+    policy = GatePolicy.of(config.gate_policy, num_required)
+    planner = Planner(config, choices, policy=policy, threads=threads, sample=sample)
     planner.run(FrameReader(source, reading(config, **options)), **of_run)
     return planner
 
