@@ -379,3 +379,18 @@ def test_frames_of_one_source_that_are_far_ahead_end_it_with_the_names(tmp_path)
         engine.run(pa.table(rows))
     assert engine.gate.num_accumulated == 2
     assert engine_of().run(pa.table(rows)).steps == 4
+
+
+def test_a_configuration_may_say_who_the_workers_are(tmp_path):
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(1.0), name="t")
+    config = ps.EmbeddingConfig.from_tables([table], workers=["a", "b"], reduction="sum")
+    config.save(tmp_path / "c.pbtxt")
+    engine = ps.Engine(ps.EmbeddingConfig.load(tmp_path / "c.pbtxt"))
+    assert engine.apply(ONES, contributor="b")
+    assert engine.apply(ONES, contributor="a")
+    assert engine.global_step == 1
+    late = ps.EmbeddingConfig.from_tables([table], max_staleness=2)
+    assert not ps.Engine(late).gate.is_stale(-2)
+    assert ps.Engine(late).gate.is_stale(-3)
+    with pytest.raises(ps.ConfigError, match="max_staleness 1: rounds take no frame that is behind"):
+        ps.EmbeddingConfig.from_tables([table], workers=2, max_staleness=1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from penstock.base.errors import ConfigError
+from penstock.base.errors import ConfigError, UsageError
 from penstock.model.config.dynamic import write_dynamic
 from penstock.model.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
 from penstock.model.config.lint.source_text import numbers_of
@@ -27,6 +27,7 @@ from penstock.model.config.tables import (
     dtype_name,
 )
 from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.updates import (
     OWN_OPTIMIZERS,
     DynamicLearningRate,
@@ -193,7 +194,12 @@ def _write_initializer(settings: TableSettings, table: TableConfig) -> None:
 
 
 def write_settings(
-    message: EngineConfig, num_required: int | None, reduction: str | None, columns: Mapping[str, str] | None
+    message: EngineConfig,
+    num_required: int | None,
+    reduction: str | None,
+    columns: Mapping[str, str] | None,
+    workers: Any,
+    max_staleness: Any,
 ) -> None:
     """Write the settings of the gate and of a stream's columns to ``message``, if there are any."""
     columns = {} if columns is None else columns
@@ -205,6 +211,16 @@ def write_settings(
         if not isinstance(num_required, int) or not 1 <= num_required < 2**31:
             raise ConfigError(f"num_required must be an int of at least 1, got {num_required!r}")
         message.gate.num_required = num_required
+    try:
+        policy = GatePolicy.of(GatePolicy(), num_required, workers, max_staleness)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
+    if isinstance(policy.workers, int):
+        message.gate.rounds.workers = policy.workers
+    elif policy.workers is not None:
+        message.gate.rounds.names.extend(policy.workers)
+    if max_staleness is not None:
+        message.gate.max_staleness = policy.max_staleness
     if reduction is not None:
         if reduction not in ("mean", "sum"):
             raise ConfigError(f"reduction must be 'mean' or 'sum', got {reduction!r}")

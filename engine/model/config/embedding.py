@@ -196,6 +196,8 @@ class EmbeddingConfig:
         num_required: int | None = None,
         reduction: str | None = None,
         columns: Mapping[str, str] | None = None,
+        workers: int | Sequence[str] | None = None,
+        max_staleness: int | None = None,
     ) -> EmbeddingConfig:
         """Convert Python classes as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` does.
 
@@ -226,6 +228,8 @@ class EmbeddingConfig:
             Of the gate; a setting of penstock's.
         columns : mapping of str to str, or None
             Role → name of a column, for streams with other names; ``columns`` of a run take precedence.
+        workers, max_staleness
+            Of the gate, as for ``Engine``; settings of penstock's.
 
         Returns
         -------
@@ -265,7 +269,7 @@ class EmbeddingConfig:
             raise ConfigError(f"num_replicas is {num_replicas}, but num_replicas_in_sync {replicas}; give one of them")
         strategy = Strategy(num_hosts, replicas, num_cores_per_replica, pipeline_execution_with_tensor_core)
         message, part = build_features(feature_config, optimizer, batch, per_replica_input_shapes, strategy)
-        write_settings(message, num_required, reduction, columns)
+        write_settings(message, num_required, reduction, columns, workers, max_staleness)
         return cls(message, part)
 
     @classmethod
@@ -277,6 +281,8 @@ class EmbeddingConfig:
         num_required: int | None = None,
         reduction: str | None = None,
         columns: Mapping[str, str] | None = None,
+        workers: int | Sequence[str] | None = None,
+        max_staleness: int | None = None,
     ) -> EmbeddingConfig:
         """Convert Python classes without features, which suffices for row streams.
 
@@ -292,6 +298,8 @@ class EmbeddingConfig:
             Of the gate.
         columns : mapping of str to str, or None
             Role → name of a column, for streams with other names; ``columns`` of a run take precedence.
+        workers, max_staleness
+            Of the gate, as for ``Engine``; settings of penstock's.
 
         Returns
         -------
@@ -317,7 +325,7 @@ class EmbeddingConfig:
         0.05
         """
         message, part = build_tables(tables, optimizer)
-        write_settings(message, num_required, reduction, columns)
+        write_settings(message, num_required, reduction, columns, workers, max_staleness)
         validate(message)
         return cls(message, part)
 
