@@ -77,6 +77,7 @@ def run_python(page, service=None, language="python", **namespace):
     return namespace
 
 
+@pytest.mark.promise("README's programs print what README shows")
 def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_python("README.md")
@@ -175,6 +176,13 @@ def test_the_generated_pages_have_every_command_and_lead_to_pages():
     assert [target for target in targets if not (ROOT / "docs" / "reference" / target).exists()] == []
 
 
+def test_the_page_of_promises_lists_the_tests_that_are_marked():
+    promises = loaded("docs/hooks.py").promises()
+    assert promises.count("\n- **") >= 15
+    listed = "    - `tests/repository/test_docs.py::test_the_readmes_replay_prints_the_output_that_it_shows`\n"
+    assert listed in promises
+
+
 def groups_of_the_site():
     """Group → its pages, in the order of the navigation."""
     _, _, nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
@@ -224,6 +232,7 @@ def test_the_page_on_your_own_gradients_works_and_names_the_bad_row(tmp_path, mo
     assert (tmp_path / "mine" / "user.parquet").exists()
 
 
+@pytest.mark.promise("README's programs print what README shows")
 def test_the_readmes_replay_prints_the_output_that_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     block = blocks("README.md", "console")[0]
