@@ -151,7 +151,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
     "follow.md": {"targets": targets},
     "reliability.md": {"faults": faults},
-    "tpu.md": {"steps": tpu_steps},
+    "devices.md": {"steps": tpu_steps},
     "cli.md": {"errors": lambda: errors(OBJECT_STORE_ERRORS)},
     "../mkdocs.yml": {
         "sources": lambda: pages(source_kinds(), "sources"),
