@@ -6,11 +6,8 @@ tests/repository/test_docs_tables.py checks that every page is up to date.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,42 +17,10 @@ from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
 from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import SourceKind, source_kinds
-from penstock.model.updates import OPTIMIZERS
-from penstock.model.updates.optimizer_class import KeywordOptimizer, Optimizer
 from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "bench" / "results"
-
-
-def optimizers() -> str:
-    """Return the optimizers that TensorFlow has no class for, with their arguments."""
-    common = {field.name for field in dataclasses.fields(KeywordOptimizer)} | {"clipvalue"}
-    rows = []
-    for optimizer in OPTIMIZERS.values():
-        if issubclass(optimizer, KeywordOptimizer):
-            runs = optimizer.has_formula()
-            arguments = ", ".join(_arguments(optimizer, common)) if runs else "the fields of its message"
-            defaults = re.search(r"efaults:\s(.*?)\.(?=\s|$)", inspect.getdoc(optimizer) or "", re.DOTALL)
-            text = " ".join(defaults[1].split()) if defaults else ""
-            rows.append(
-                (
-                    f"`{optimizer.__name__}`",
-                    arguments,
-                    text if runs else "can be loaded and saved, not run: no formula is public",
-                )
-            )
-    return table(("class", "arguments and defaults", "the defaults are"), rows)
-
-
-def _arguments(optimizer: type[Optimizer], common: set[str]) -> Iterator[str]:
-    for name, parameter in inspect.signature(optimizer).parameters.items():
-        if name not in common:
-            default = parameter.default
-            if default is parameter.empty:
-                yield name
-            else:
-                yield f"{name}={getattr(default, '__name__', default)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -145,7 +110,6 @@ def tpu_steps() -> str:
 
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "configuration.md": {"optimizers": optimizers},
     "streaming.md": {"sources": all_sources, "targets": all_targets},
     "brokers.md": {"sources": lambda: sources(TopicKind, "the number of a frame")},
     "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
