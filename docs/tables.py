@@ -6,11 +6,13 @@ tests/repository/test_docs_tables.py checks that every page is up to date.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import penstock as ps
 from penstock.bench.tpu.results_page import read_page
 from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
@@ -108,6 +110,54 @@ def tpu_steps() -> str:
     return table(["bytes per line ÷ least", *generations], body)
 
 
+# Metric → when to look; the others explain one of these.
+ALERTS = {
+    "stale_frames_total": "its rate ÷ that of `penstock_frames_total` exceeds the share of your backup workers",
+    "dropped_rows_total": "any increase",
+    "not_finite_rows_total": "above 0",
+    "steps_total": "`rate(penstock_steps_total[10m]) == 0` while producers run",
+    "global_steps": "of a replica: far behind its service",
+    "learning_rate_ratio": "not that of your schedule",
+    "table_rows_total": "no increase in an hour, of a table that always gets rows",
+    "table_keys_ratio": "above 0.9 with `on_full: ERROR`",
+    "table_returned_keys_total": "a growing share of the admitted ones: the table is too small",
+    "table_rejected_keys_total": "any increase",
+    "table_cache_hits_total": "its share of the updated rows is far below that of `penstock plan`",
+    "step_seconds": "the 0.99 quantile exceeds the time between two steps of your producers",
+    "device_problems_total": "above 0",
+    "compiles_total": "growing in a steady state",
+    "checkpoint_age_seconds": "above several times the usual interval",
+    "producers": "growing: names of producers are not stable",
+    "producer_streams": "below the number of your workers",
+    "connections": "near `--max-connections`",
+    "calls": "near `--max-calls`",
+    "refused_calls_total": "any increase",
+    "queued_rows": "near `--max-queued-rows`",
+    "queued_bytes": "near `--queued-memory`",
+}
+
+
+def metrics() -> str:
+    """Return all metrics, with types, labels and their own text."""
+    from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, metrics_of
+
+    cached = ps.TableConfig(9, 2, name="cached", placement=ps.Placement("cached", device_bytes=80))
+    tables = [cached, ps.TableConfig(9, 2, name="dynamic", dynamic=ps.Dynamic())]
+    snapshot = Metrics(ps.Engine(ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1)))).snapshot()
+    snapshot = dataclasses.replace(snapshot, commit=(0, 0, 0.0), of_service=dict.fromkeys(SERVICE_METRICS, 0))
+    rows = []
+    for family in metrics_of(snapshot):
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
+        kind = "gauge" if family.type == "info" else family.type
+        names = labels or getattr(family, "_labelnames", ())
+        name = f"{family.name}{suffix}"
+        alert = ALERTS.get(name.removeprefix("penstock_"), "")
+        rows.append((f"`{name}`", kind, ", ".join(f"`{label}`" for label in names), family.documentation, alert))
+    assert sum(bool(row[-1]) for row in rows) == len(ALERTS)
+    return table(("metric", "type", "labels", "what", "alert"), rows)
+
+
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "streaming.md": {"sources": all_sources, "targets": all_targets},
@@ -117,6 +167,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "reliability.md": {"faults": faults},
     "devices.md": {"steps": tpu_steps},
     "cli.md": {"errors": lambda: errors(OBJECT_STORE_ERRORS)},
+    "reference/metrics.md": {"metrics": metrics},
     "../mkdocs.yml": {
         "sources": lambda: pages(source_kinds(), "sources"),
         "targets": lambda: pages(target_kinds(), "targets"),
