@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -138,24 +139,25 @@ ALERTS = {
 
 
 def metrics() -> str:
-    """Return all metrics, with types, labels and their own text."""
+    """Return the list of all metrics, with types, labels, their own text, and when to look."""
     from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, metrics_of
 
     cached = ps.TableConfig(9, 2, name="cached", placement=ps.Placement("cached", device_bytes=80))
     tables = [cached, ps.TableConfig(9, 2, name="dynamic", dynamic=ps.Dynamic())]
     snapshot = Metrics(ps.Engine(ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1)))).snapshot()
     snapshot = dataclasses.replace(snapshot, commit=(0, 0, 0.0), of_service=dict.fromkeys(SERVICE_METRICS, 0))
-    rows = []
+    items = []
     for family in metrics_of(snapshot):
-        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
-        kind = "gauge" if family.type == "info" else family.type
-        names = labels or getattr(family, "_labelnames", ())
-        name = f"{family.name}{suffix}"
-        alert = ALERTS.get(name.removeprefix("penstock_"), "")
-        rows.append((f"`{name}`", kind, ", ".join(f"`{label}`" for label in names), family.documentation, alert))
-    assert sum(bool(row[-1]) for row in rows) == len(ALERTS)
-    return table(("metric", "type", "labels", "what", "alert"), rows)
+        kind = ["gauge" if family.type == "info" else family.type]
+        named = [", ".join(f"`{label}`" for label in labels or getattr(family, "_labelnames", ()))]
+        text = re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", family.documentation)
+        alert = ALERTS.get(name.removeprefix("penstock_"))
+        ending = f". **Alert**: {alert}" if alert else ""
+        items.append(f"- `{name}` ({'; '.join([*kind, *filter(None, named)])}): {text}{ending}")
+    assert sum("**Alert**" in item for item in items) == len(ALERTS)
+    return "\n".join(items)
 
 
 # Page → name → function that returns the table.

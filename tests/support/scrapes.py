@@ -99,8 +99,8 @@ def described(text):
 
 
 def documented():
-    """The table of docs/reference/metrics.md → {name: (type, names of its labels)}."""
-    items = re.findall(r"^\| `(penstock_\w+)` \| (\w+) \| ([^|]*) \|", METRICS_PAGE.read_text(), re.MULTILINE)
+    """The list of docs/reference/metrics.md → {name: (type, names of its labels)}."""
+    items = re.findall(r"^- `(penstock_\w+)` \((\w+)(?:; ([^)]*))?\):", METRICS_PAGE.read_text(), re.MULTILINE)
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in items}
 
 
