@@ -81,7 +81,7 @@ tsan: .venv/installed
 sanitize: .venv/installed
 	bash tests/support/sanitize/asan.sh $(BIN)/python $(ARGS)
 
-# Thousands of damaged files and configurations through the command line (docs/hostile_input.md).
+# Thousands of damaged files and configurations through the command line (docs/reliability.md).
 # `make fuzz ARGS="--cases 500 --seed 7"`; a failing case is kept in build/fuzz, with the command that reproduces it.
 fuzz: .venv/installed
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz $(ARGS)

@@ -1,23 +1,23 @@
-"""The site's first screen, its page of every --help, and its folder of versions.
+"""The site's first screen, its generated pages, and its folder of versions.
 
-mkdocs calls the functions ``on_…`` (mkdocs.yml). ``python docs/hooks.py`` writes the flags of ``replay``
-and of commands that share them into docs/cli.md; a test compares.
+mkdocs calls the functions ``on_…`` (mkdocs.yml). The generated pages, which are in no folder: every ``--help``, the
+findings of lint, and the promises of the tests.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import penstock
 
-CLI_PAGE = Path(__file__).with_name("cli.md")
-FLAGS = re.compile(r"(<!-- flags: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
-README = CLI_PAGE.parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 FIRST_SCREEN = re.compile(r"<!-- (?:the )?first screen.*?-->\n")
 VERSION = re.compile(r"\d+(\.\d+)+\w*")
 REDIRECT = """<!doctype html><meta charset="utf-8"><title>penstock</title>
@@ -26,10 +26,11 @@ REDIRECT = """<!doctype html><meta charset="utf-8"><title>penstock</title>
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the page of commands to the files of docs/."""
+    """Add the generated pages to the files of docs/."""
     from mkdocs.structure.files import File
 
-    files.append(File.generated(config, "reference/help.md", content=commands()))
+    for name, create in GENERATED.items():
+        files.append(File.generated(config, name, content=create()))
     return files
 
 
@@ -55,7 +56,7 @@ def first_screen() -> str:
 
 
 def commands() -> str:
-    """``--help`` of every command."""
+    """``--help`` of every command, and what it leaves to say."""
     from penstock.cli.main import parser
 
     os.environ["COLUMNS"] = "100"  # argparse fits its text to the terminal, and there is none
@@ -63,51 +64,47 @@ def commands() -> str:
     parts = ["# Every command's --help", "", "```text", top.format_help().rstrip(), "```", ""]
     for name, command in top.commands.items():
         parts += [f"## penstock {name}", "", "```text", command.format_help().rstrip(), "```", ""]
-    return "\n".join(parts)
+    return "\n".join([*parts, "## More about flags", "", *more_about_flags(), ""])
 
 
-def flags_of(mode: str) -> str:
-    """The flags of ``replay`` (mode "run") as a list of Markdown, or those that another command shares, and its own."""
+def more_about_flags() -> Iterator[str]:
+    """Yield the flags of which the help leaves something to say, and the pages that say more."""
     from penstock.model.options import options_of
 
-    options = [option for option in options_of(mode).values() if option.flag is not None]
-    shared = [] if mode == "run" else [option for option in options if "run" in option.modes]
-    items = [filled(f"- `{typed(option)}`: {meaning(option)}", "", "  ") for option in options if option not in shared]
-    if not shared:
-        return "\n".join(["\n", *items, "", ""])
-    indent = "  " if mode == "check" else ""  # which stands in an item of a list
-    names = filled(", ".join(f"`{option.flag_name}`" for option in shared), indent, indent)
-    return "\n".join(["", names, *(["", "In addition:", "", *items, ""] if items else []), indent])
+    for option in options_of().values():
+        if option.flag is not None and (option.flag.details or option.flag.pages):
+            links = ", ".join(f"[{page.partition('#')[0]}](../{page})" for page in option.flag.pages)
+            yield f"- `{option.flag_name}`: {'. '.join(text for text in (option.flag.details, links) if text)}"
 
 
-def filled(text: str, first: str, rest: str) -> str:
-    """Markdown in lines of at most 120 characters. Inline code is not broken, and no line begins with a lone dash."""
-    whole = re.sub(r"`[^`]*`| (?=- )", lambda part: part[0].replace(" ", "\0"), text)
-    lines = textwrap.fill(
-        whole, 120, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
-    )
-    return lines.replace("\0", " ")
+def findings() -> str:
+    """Every finding of lint."""
+    from penstock.model.config.lint.findings import ADVICE, RULES
+
+    lines = [f"- **{code}**, {severity}: {title}. {ADVICE[code]}" for code, (severity, title) in RULES.items()]
+    head = "What [`penstock validate`](../configuration.md#findings) and `config.lint()` report."
+    return "\n".join(["# Findings of lint", "", head, "", *lines, ""])
 
 
-def typed(option: Any) -> str:
-    """The flag with its value, as users type it."""
-    value = option.flag.metavar or "|".join(option.flag.choices)
-    value = f"[{value}]" if option.flag.bare else value
-    return f"{option.flag_name} {value}".strip()
+def promises() -> str:
+    """What tests promise, with the names of the tests."""
+    tests: dict[str, list[str]] = {}
+    for promise, test in promised():
+        tests.setdefault(promise, []).append(test)
+    parts = ["# Promises and their tests", "", "Read from the marks of the tests when the site is built.", ""]
+    for promise in sorted(tests):
+        parts += [f"- **{promise}**", *(f"    - `{test}`" for test in tests[promise])]
+    return "\n".join([*parts, ""])
 
 
-def meaning(option: Any) -> str:
-    """The help of the flag, what docs/cli.md adds, and links to the pages that say more."""
-    links = ", ".join(f"[{page.partition('#')[0]}]({page})" for page in option.flag.pages)
-    text = option.flag_help + (f" ({links})" if links else "")
-    text = re.sub(r"(--[a-z][a-z-]*|[A-Z]+=[A-Z]+|DIR/\S+|'\w+')", lambda word: f"`{word[0].strip(chr(39))}`", text)
-    return f"{text}. {option.flag.details}" if option.flag.details else text
+def promised() -> Iterator[tuple[str, str]]:
+    """Yield (promise, FILE::TEST) of every test that a ``pytest.mark.promise("…")`` marks, without importing it."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "mark.promise(" in text else ():
+            for mark in getattr(node, "decorator_list", ()):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promise":
+                    yield ast.literal_eval(mark.args[0]), f"{path.relative_to(ROOT)}::{node.name}"
 
 
-def written(page: str) -> str:
-    """A page with the current flags between its marks."""
-    return FLAGS.sub(lambda marks: marks[1] + flags_of(marks[2]) + marks[3], page)
-
-
-if __name__ == "__main__":
-    CLI_PAGE.write_text(written(CLI_PAGE.read_text()))
+GENERATED = {"reference/help.md": commands, "reference/findings.md": findings, "reference/promises.md": promises}

@@ -75,6 +75,58 @@ def gradient() -> str:
     return picture(884, 216, "Workers send gradients as Arrow; penstock updates the tables", parts)
 
 
+def commits() -> str:
+    """Return what leaves an engine: commits, which versions name, and deltas, which followers apply."""
+    parts = [
+        box(20, 46, 150, "engine, service", "a step at a time", ours=True),
+        arrow((170, 69), (236, 69)),
+        text(203, 60, "every N", "small pale"),
+        box(236, 46, 170, "commit", "rows, slots, gate, position", ours=True),
+        arrow((406, 69), (472, 69)),
+        box(472, 46, 180, "checkpoint", "a folder, or an object store"),
+        arrow((652, 69), (700, 69)),
+        box(700, 46, 164, "tags, branches", "keep versions"),
+        arrow((562, 46), (562, 30), (95, 30), (95, 46)),
+        text(
+            328, 22, "resume: the bits of a run without a kill; rollback: a step to the rows of a version", "small pale"
+        ),
+        arrow((95, 92), (95, 151), (236, 151)),
+        text(165, 143, "changed rows", "small pale"),
+        box(236, 128, 170, "deltas", "numbered by step", ours=True),
+        arrow((406, 151), (472, 151)),
+        box(472, 128, 180, "followers", "each once, in order", ours=True),
+        arrow((652, 151), (700, 151)),
+        box(700, 128, 164, "Redis, Kafka, LMDB,", "Delta, Lance, Parquet"),
+        arrow((562, 174), (562, 219), (700, 219)),
+        box(700, 196, 164, "shared files", "readers, replicas"),
+    ]
+    return picture(884, 260, "An engine writes commits, which tags keep, and deltas, which followers apply", parts)
+
+
+def scaling() -> str:
+    """Return the ways to scale: where rows live, from the smallest tables to the largest."""
+    steps = [
+        ("devices", "the default", "on the mesh"),
+        ("host memory", "HOST, CACHED", "devices too small"),
+        ("disk", "penstock passes", "memory too small, offline"),
+        ("many machines", "shares of the rows", "memory too small, online"),
+    ]
+    parts = []
+    for number, (name, note, why) in enumerate(steps):
+        x = 20 + 172 * number
+        parts += [box(x, 62, 148, name, note, ours=True), text(x + 74, 48, why, "small pale")]
+        if number:
+            parts.append(arrow((x - 24, 85), (x, 85)))
+    ways = [
+        ("penstock job", "on Ray"),
+        ("mesh of all processes", "of a JAX job"),
+        ("share=(rank, count)", "your own system"),
+    ]
+    for y, words in zip((10, 62, 114), ways, strict=True):
+        parts += [box(730, y, 180, *words), arrow((684, 85), (706, 85), (706, y + 23), (730, y + 23))]
+    return picture(930, 172, "Where rows live: devices, host memory, disk, many machines", parts)
+
+
 def faults() -> str:
     """Plot the cases of each kind of injected fault."""
     results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
@@ -104,7 +156,7 @@ OUTPUTS = [
     ("checkpoints, deltas", "stores, Parquet"),
     ("report", "and a hash of the state"),
 ]
-PICTURES = {"gradient": gradient, "faults": faults, "tpu_steps": tpu_steps}
+PICTURES = {"gradient": gradient, "commits": commits, "scaling": scaling, "faults": faults, "tpu_steps": tpu_steps}
 
 
 if __name__ == "__main__":

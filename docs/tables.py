@@ -7,55 +7,23 @@ tests/repository/test_docs_tables.py checks that every page is up to date.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import penstock as ps
 from penstock.bench.tpu.results_page import read_page
 from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
 from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import SourceKind, source_kinds
-from penstock.model.updates import OPTIMIZERS
-from penstock.model.updates.optimizer_class import KeywordOptimizer, Optimizer
 from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "bench" / "results"
-
-
-def optimizers() -> str:
-    """Return the optimizers that TensorFlow has no class for, with their arguments."""
-    common = {field.name for field in dataclasses.fields(KeywordOptimizer)} | {"clipvalue"}
-    rows = []
-    for optimizer in OPTIMIZERS.values():
-        if issubclass(optimizer, KeywordOptimizer):
-            runs = optimizer.has_formula()
-            arguments = ", ".join(_arguments(optimizer, common)) if runs else "the fields of its message"
-            defaults = re.search(r"efaults:\s(.*?)\.(?=\s|$)", inspect.getdoc(optimizer) or "", re.DOTALL)
-            text = " ".join(defaults[1].split()) if defaults else ""
-            rows.append(
-                (
-                    f"`{optimizer.__name__}`",
-                    arguments,
-                    text if runs else "can be loaded and saved, not run: no formula is public",
-                )
-            )
-    return table(("class", "arguments and defaults", "the defaults are"), rows)
-
-
-def _arguments(optimizer: type[Optimizer], common: set[str]) -> Iterator[str]:
-    for name, parameter in inspect.signature(optimizer).parameters.items():
-        if name not in common:
-            default = parameter.default
-            if default is parameter.empty:
-                yield name
-            else:
-                yield f"{name}={getattr(default, '__name__', default)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -143,16 +111,68 @@ def tpu_steps() -> str:
     return table(["bytes per line ÷ least", *generations], body)
 
 
+# Metric → when to look; the others explain one of these.
+ALERTS = {
+    "stale_frames_total": "its rate ÷ that of `penstock_frames_total` exceeds the share of your backup workers",
+    "dropped_rows_total": "any increase",
+    "not_finite_rows_total": "above 0",
+    "steps_total": "`rate(penstock_steps_total[10m]) == 0` while producers run",
+    "global_steps": "of a replica: far behind its service",
+    "late_frames_total": "its rate ÷ that of `penstock_frames_total` grows: a worker is slow",
+    "absent_steps_total": "any increase, if every worker has rows in every step",
+    "round_wait_seconds": "above several times the time of a step: a worker is missing",
+    "learning_rate_ratio": "not that of your schedule",
+    "table_rows_total": "no increase in an hour, of a table that always gets rows",
+    "table_keys_ratio": "above 0.9 with `on_full: ERROR`",
+    "table_returned_keys_total": "a growing share of the admitted ones: the table is too small",
+    "table_rejected_keys_total": "any increase",
+    "table_cache_hits_total": "its share of the updated rows is far below that of `penstock plan`",
+    "step_seconds": "the 0.99 quantile exceeds the time between two steps of your producers",
+    "device_problems_total": "above 0",
+    "compiles_total": "growing in a steady state",
+    "checkpoint_age_seconds": "above several times the usual interval",
+    "producers": "growing: names of producers are not stable",
+    "producer_streams": "below the number of your workers",
+    "connections": "near `--max-connections`",
+    "calls": "near `--max-calls`",
+    "refused_calls_total": "any increase",
+    "queued_rows": "near `--max-queued-rows`",
+    "queued_bytes": "near `--queued-memory`",
+}
+
+
+def metrics() -> str:
+    """Return the list of all metrics, with types, labels, their own text, and when to look."""
+    from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, metrics_of
+
+    cached = ps.TableConfig(9, 2, name="cached", placement=ps.Placement("cached", device_bytes=80))
+    tables = [cached, ps.TableConfig(9, 2, name="dynamic", dynamic=ps.Dynamic())]
+    snapshot = Metrics(ps.Engine(ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1)))).snapshot()
+    snapshot = dataclasses.replace(snapshot, commit=(0, 0, 0.0), of_service=dict.fromkeys(SERVICE_METRICS, 0))
+    items = []
+    for family in metrics_of(snapshot):
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
+        kind = ["gauge" if family.type == "info" else family.type]
+        named = [", ".join(f"`{label}`" for label in labels or getattr(family, "_labelnames", ()))]
+        text = re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", family.documentation)
+        alert = ALERTS.get(name.removeprefix("penstock_"))
+        ending = f". **Alert**: {alert}" if alert else ""
+        items.append(f"- `{name}` ({'; '.join([*kind, *filter(None, named)])}): {text}{ending}")
+    assert sum("**Alert**" in item for item in items) == len(ALERTS)
+    return "\n".join(items)
+
+
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "configuration.md": {"optimizers": optimizers},
     "streaming.md": {"sources": all_sources, "targets": all_targets},
     "brokers.md": {"sources": lambda: sources(TopicKind, "the number of a frame")},
     "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
     "follow.md": {"targets": targets},
     "reliability.md": {"faults": faults},
-    "tpu.md": {"steps": tpu_steps},
+    "devices.md": {"steps": tpu_steps},
     "cli.md": {"errors": lambda: errors(OBJECT_STORE_ERRORS)},
+    "reference/metrics.md": {"metrics": metrics},
     "../mkdocs.yml": {
         "sources": lambda: pages(source_kinds(), "sources"),
         "targets": lambda: pages(target_kinds(), "targets"),

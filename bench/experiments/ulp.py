@@ -1,6 +1,6 @@
 """The largest error of one compiled step against the equations in NumPy, per optimizer.
 
-    python bench/experiments/ulp.py            measures, prints the table, and writes it into docs/optimizers.md
+    python bench/experiments/ulp.py            measures, prints the table, and writes it into bench/results/ulp.md
     python bench/experiments/ulp.py --check    measures and compares with the written table; exit code 1 if they differ
     python bench/experiments/ulp.py --check --variant xla    the same with XLA's programs, also on a CPU
 
@@ -24,7 +24,7 @@ import numpy as np
 from penstock.base.threads import ThreadTeam
 from penstock.model.updates import OPTIMIZERS, UPDATES, Ops, UpdateRule, update, update_rule
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "ulp.md"
 BEGIN, END = "<!-- bench/experiments/ulp.py: begin -->\n", "<!-- bench/experiments/ulp.py: end -->\n"
 DIMS = (1, 2, 3, 8, 17, 128)
 NUM_ROWS, NUM_TOUCHED = 1024, 40  # one row for each of the layout's shards, so that four devices share them
@@ -230,19 +230,19 @@ def measure(variant: str | None) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with what docs/optimizers.md says")
+    parser.add_argument("--check", action="store_true", help="compare with what bench/results/ulp.md says")
     parser.add_argument("--variant", choices=["xla"], help="XLA's own programs; default: what suits the devices")
     args = parser.parse_args()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
     table = "\n".join(measure(args.variant)) + "\n"
-    head, rest = DOCS.read_text().split(BEGIN)
+    head, rest = RESULT.read_text().split(BEGIN)
     written, tail = rest.split(END)
     if args.check:
-        print("as written" if written == table else f"differs from {DOCS.name}:\n{written}")
+        print("as written" if written == table else f"differs from {RESULT.name}:\n{written}")
         return int(written != table)
-    DOCS.write_text(head + BEGIN + table + END + tail)
+    RESULT.write_text(head + BEGIN + table + END + tail)
     return 0
 
 

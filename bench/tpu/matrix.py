@@ -4,9 +4,9 @@ libtpu compiles for a described topology. The compiled program shows whether a t
 temporary memory it needs, and how many bytes move; it shows nothing about time. ``make tpu-matrix`` runs this, and
 writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
-Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
-once (slots of one number per row: those of its rows), and reading the gradient and the number of the line, and of
-16-bit weights the keys of its rows. moved_bytes.py counts them.
+Bytes moved per line (one physical row, docs/devices.md) are compared with a floor: reading and writing weights and
+slots once (slots of one number per row: those of its rows), and reading the gradient and the number of the line, and
+of 16-bit weights the keys of its rows. moved_bytes.py counts them.
 """
 
 from __future__ import annotations

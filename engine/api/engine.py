@@ -48,7 +48,7 @@ class Engine(TableAccess):
     config : EmbeddingConfig
         The tables and their optimizers.
     mesh : jax.sharding.Mesh or None
-        The rows of every table are sharded over it, also over the processes of a job (docs/meshes.md). None: the
+        The rows of every table are sharded over it, also over the processes of a job (docs/scaling.md). None: the
         accelerators that jax finds in this process, else the host (docs/devices.md).
     num_required : int or None
         Frames that open the gate, at least 1. None: the configuration's, else 1.
@@ -61,7 +61,7 @@ class Engine(TableAccess):
         Threads of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its
         container. Results do not depend on it.
     share : (int, int) or None
-        (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
+        (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/scaling.md).
     variant : str or mapping of str to str
         Programs that update rows, or table → variant (docs/devices.md); PENSTOCK_VARIANT takes precedence.
     shared : str, path or None

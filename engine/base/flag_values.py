@@ -22,7 +22,7 @@ class Flag:
     metavar : of its value; "" without choices: a switch
     parse : text → value; unit : of the default that the help shows
     name : without dashes; "": the option's
-    help : "": the option's text; details : Markdown that docs/cli.md adds; pages : in docs/, to read more
+    help : "": the option's text; details : Markdown that the site adds; pages : in docs/, to read more
     repeated : it may be given several times; bare : its value without an argument
     """
 

@@ -76,7 +76,7 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
     if len(processes) > 1:
         raise UsageError(
             f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {options.path}, "
-            "and call read_tables in every process (docs/meshes.md)"
+            "and call read_tables in every process (docs/scaling.md)"
         )
     chosen = NamedCommit.of(options.path, options.version)
     folder = chosen.folder

@@ -1,8 +1,8 @@
 """Every option of a run, in one table: its type, default, text and flag, and the modes in which it works.
 
 A frozen dataclass per concern lists them; those of a run, a stage, a job and a replay in passes are made of these, and
-are what the code uses. Keywords, signatures and docstrings (keywords.py), the flags of commands, and the lists of
-docs/cli.md are derived from it. A new option is a new field here.
+are what the code uses. Keywords, signatures and docstrings (keywords.py), the flags of commands, and the site's page
+of every help are derived from it. A new option is a new field here.
 
 Modes: "run", one engine (``Engine.run``, ``penstock replay``); "stage", ``Engine.stage``; "serve", the service; "job",
 a job on a Ray cluster (``penstock job``); "passes", a replay in passes (``penstock passes``); "restore",
@@ -284,7 +284,9 @@ class TableChangeOptions(Options):
         "start a table anew, whose dim or another setting does not fit the rows in the commit",
         (),
         flag=Flag(
-            "NAME", repeated=True, details="Given again, none of these flags changes a table that it has changed"
+            "NAME",
+            repeated=True,
+            details="Given again, it changes no table that it has changed, nor do the three flags before it",
         ),
     )
 

@@ -125,6 +125,7 @@ def test_gate_settings_of_the_configuration_hold_unless_the_call_says_otherwise(
 # ---- nothing half applied
 
 
+@pytest.mark.promise("A bad row leaves nothing of its frame behind")
 def test_a_bad_row_late_in_a_frame_leaves_nothing_of_the_frame_behind():
     good, bad = [batch([0], step=0), batch([1], step=1)], [batch([2] * 50, step=2), batch([99], step=2)]
     engine, other = (zeroed(engine_of(num_required=3)) for _ in range(2))

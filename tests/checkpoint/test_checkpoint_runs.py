@@ -19,6 +19,7 @@ from penstock.checkpoint.incremental import Saver
 @pytest.mark.sampled("1-1", "1-5", "7-2", "20-1", "20-5", "36-2")
 @pytest.mark.parametrize("every", [1, 2, 5, None])
 @pytest.mark.parametrize("stop", [1, 7, 20, 36])
+@pytest.mark.promise("A run that was killed resumes to the bits of one that was not")
 def test_a_run_resumed_anywhere_ends_as_an_unbroken_one(tmp_path, every, stop, small_blocks):
     log, folder = write(tmp_path / "log.arrows", LOG), tmp_path / "c"
     engine_of().run(log, limit=stop, checkpoint=folder, every=every)

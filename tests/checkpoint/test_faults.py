@@ -15,6 +15,7 @@ def harness(tmp_path_factory):
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("number", range(4))
+@pytest.mark.promise("A run that was killed resumes to the bits of one that was not")
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_state(harness, number):
     harness.check(f"moment:{number}")
 
@@ -69,6 +70,7 @@ def test_files_may_not_grow_beyond_a_limit(harness, limit):
     assert harness.check(f"limit:{limit}")
 
 
+@pytest.mark.promise("A commit stays readable while the disk is full")
 def test_a_commit_stays_readable_while_the_disk_stays_full(harness):
     argv = harness.argv("full")
     assert harness.run([*argv, "--limit", "21"])["code"] == 0

@@ -27,6 +27,7 @@ def folder(tmp_path):
 
 @pytest.mark.sampled("plain", "16 bits", "not lazy", "cached", "lfu")
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("A rollback has the bits of its version, and followers apply it like a step")
 def test_a_rollback_has_the_bits_of_the_version_and_so_has_training_on(kind, folder):
     engine = trained(kind, folder)
     assert bits(engine) != bits(ps.Engine.restore(folder, version="good"))

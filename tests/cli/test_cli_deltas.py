@@ -37,6 +37,7 @@ def wanted(**options):
     return bytes_of(engine_of().stage(LOG, numbered=True, **options))
 
 
+@pytest.mark.promise("The first tables and all deltas give the last tables")
 def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
     base, out, copy, deltas = (tmp_path / name for name in ("base", "out", "copy", "deltas.arrows"))
     assert replay(config, log, "--limit", 0, "--out", base) == 0

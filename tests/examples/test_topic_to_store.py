@@ -14,6 +14,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "topic_to_store.py"
 
 
 @pytest.mark.evidence
+@pytest.mark.promise("A store equals the tables whichever part on the way to it is killed")
 def test_the_store_equals_the_tables_after_kills_of_every_part():
     pytest.importorskip("nats")
     pytest.importorskip("redis")

@@ -82,7 +82,7 @@ def test_the_site_leads_to_its_newest_version_finds_names_and_fits_a_narrow_wind
     assert links == [ps.__version__, "0.0.9"]
     page = browser.open(f"{site}/{ps.__version__}/?q=retrieve_parameters")
     page.until("document.querySelector('.md-search-result__link[href*=\"reference/engine/\"]') !== null")
-    for path in ("", "tables/", "reference/engine/", "cli/"):
+    for path in ("", "configuration/", "reference/engine/", "cli/"):
         page = browser.open(f"{site}/{ps.__version__}/{path}", NARROW, dark=True)
         page.until("document.body.dataset.mdColorScheme === 'slate'")
         assert (path, page.overflow, page.errors) == (path, 0, [])

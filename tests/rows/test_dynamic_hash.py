@@ -43,6 +43,7 @@ def outcome(engine):
     return engine.state_hash(), *entry.counts.values()
 
 
+@pytest.mark.promise("The bits depend on no record batches, threads or number of devices")
 def test_batches_threads_and_devices_decide_nothing(dynamic, mesh_of, small_parts):
     log, outcomes = log_of(bursts(60)), set()
     for sizes, threads, devices in ((CUTS[c], THREADS[t], DEVICES[d]) for c, t, d in WAYS):

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock as ps
 from penstock.contrib.pages.http_server import TEXT
 
-METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second", "info")
 UNITS += ("producers", "streams", "connections", "calls")
 # Every number of the report, and the metric that says it; what is left says no number.
@@ -99,7 +99,7 @@ def described(text):
 
 
 def documented():
-    """The list of docs/metrics.md → {name: (type, names of its labels)}."""
+    """The list of docs/reference/metrics.md → {name: (type, names of its labels)}."""
     items = re.findall(r"^- `(penstock_\w+)` \((\w+)(?:; ([^)]*))?\):", METRICS_PAGE.read_text(), re.MULTILINE)
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in items}
 

@@ -46,7 +46,7 @@ class LockstepCore(EngineCore):
         if observer.needs_all_rows:
             raise UsageError(
                 f"the tables span {self.processes.count} processes, which write neither commits nor deltas: save "
-                "engine.table() and engine.slots() with Orbax (docs/meshes.md), or run a separate engine per process"
+                "engine.table() and engine.slots() with Orbax (docs/scaling.md), or run a separate engine per process"
             )
         super().observe(observer)
 

@@ -1,7 +1,7 @@
 """The metrics of an engine, or of a job: a collector for prometheus-client, Prometheus' text format, JSON.
 
-Every counter of the Report is a metric, with its unit in its name (docs/metrics.md). ``Counters``, ``Gate`` and
-``Telemetry`` count; this module only names their counts.
+Every counter of the Report is a metric, with its unit in its name; docs/reference/metrics.md has all of them.
+``Counters``, ``Gate`` and ``Telemetry`` count; this module only names their counts.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "keys": ("keys", Gauge, "keys that have a row"),
     "load": ("keys_ratio", Gauge, "keys over the rows of the table"),
     "waiting": ("waiting_keys", Gauge, "keys that wait for admission"),
-    "expired_waiting": ("expired_waiting_keys", Gauge, "expired keys that still have a row"),
-    "directory_bytes": ("directory_bytes", Gauge, "memory of keys and waiting keys"),
+    "expired_waiting": ("expired_waiting_keys", Gauge, "expired keys that still have a row, as no sweep came by"),
+    "directory_bytes": ("directory_bytes", Gauge, "host memory of keys and waiting keys"),
     "admitted": ("admitted_keys_total", Counter, "keys that got a row"),
     "returned": ("returned_keys_total", Counter, "admitted keys that had lost a row before"),
     "expired": ("expired_keys_total", Counter, "keys that lost their row because they did not occur"),
     "evicted": ("evicted_keys_total", Counter, "keys that lost their row to others"),
     "rejected": ("rejected_keys_total", Counter, "keys that qualified for a row, without room for them"),
     "rolled_back": ("rolled_back_keys", Gauge, "keys that rollbacks brought back, less those that they removed"),
-    "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys that were not admitted"),
+    "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys not admitted, which are lost"),
 }
 # Of cached tables: the field of CacheReport → the metric.
 CACHE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
@@ -59,7 +59,7 @@ CACHE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "up": ("cache_up_rows_total", Counter, "rows moved from the host to the devices"),
     "down": ("cache_down_rows_total", Counter, "rows moved back to the host"),
     "bytes": ("cache_moved_bytes_total", Counter, "bytes of rows moved up and down"),
-    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows from the devices"),
+    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows (waited_ms of a report)"),
 }
 # Of services: the field of the status → the metric.
 SERVICE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
@@ -291,7 +291,7 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_rows_per_second", "rows over the whole run", counted.rows / seconds if seconds else 0.0)
     yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", counted.held_bytes)
     share = math.nan if snapshot.fraction is None else snapshot.fraction
-    yield Gauge("penstock_input_read_ratio", "share of the input that is read", share)
+    yield Gauge("penstock_input_read_ratio", "share of the input that is read; NaN if its length is unknown", share)
 
 
 def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -312,7 +312,8 @@ def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     rows = {name: table.rows for name, table in tables.items()}
     yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
     distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
-    yield labelled("penstock_table_distinct_ids", Gauge, "different ids among them", "table", distinct)
+    of_static = "different ids among them; not of dynamic tables"
+    yield labelled("penstock_table_distinct_ids", Gauge, of_static, "table", distinct)
     by_optimizer = "rows that the optimizer was applied to"
     yield labelled("penstock_table_updated_rows_total", Counter, by_optimizer, "table", updated)
     unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
@@ -336,10 +337,12 @@ def _time(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for quantile, value in zip(QUANTILES, values, strict=True):
         steps.add_sample(steps.name, {"quantile": f"{quantile:g}"}, value)
     yield steps
-    yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", snapshot.stage_s)
+    stages = "time by stage: read (and decode), sum (and validate), step, save"
+    yield labelled("penstock_stage_seconds_total", Counter, stages, "stage", snapshot.stage_s)
     problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
     yield Counter("penstock_device_problems_total", problems, len(snapshot.problems))
-    yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", snapshot.num_compiles)
+    compiled = "programs JAX compiled or took from its cache, since the first scrape"
+    yield Counter("penstock_compiles_total", compiled, snapshot.num_compiles)
 
 
 def _checkpoint(snapshot: MetricsSnapshot) -> Iterator[Metric]:

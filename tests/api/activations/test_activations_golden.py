@@ -35,6 +35,7 @@ def ragged(case, values):
     return [[v for r, v in zip(case["rows"], values, strict=True) if r == b] for b in range(case["batch"])]
 
 
+@pytest.mark.promise("Activations and gradients are those of TensorFlow's combiners")
 def test_activations_and_gradients_are_those_of_tensorflows_combiners(golden):
     cases = [case for case in golden("combiners") if "upstream_gradient" in case]
     for case in cases:

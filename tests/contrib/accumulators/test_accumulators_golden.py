@@ -111,6 +111,7 @@ def test_decisive_cases_are_reproduced(tf_compat):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("tf_compat", [True, False], ids=["tf_compat", "ours"])
+@pytest.mark.promise("Conditional accumulators do what TensorFlow's do")
 def test_every_recorded_event_is_reproduced(shared, name, tf_compat):
     events, exactly, plainly = FILES[name]
     actual = play_all(cases_of(shared(f"golden/accum_{name}.json")), tf_compat)

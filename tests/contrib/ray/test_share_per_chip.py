@@ -123,7 +123,7 @@ def test_an_owner_whose_jax_cannot_use_its_accelerator_says_so(monkeypatch):
 
 def test_processes_without_ray_each_see_one_chip_and_together_have_all_rows(tmp_path):
     """The page's script, for two shares; each process also prints the variables that it was started with."""
-    page = (DOCS / "shares.md").read_text()
+    page = (DOCS / "scaling.md").read_text()
     (script,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (program,) = re.findall(r"```text\n(# share.py.*?)```", page, re.DOTALL)
     config_of().save(tmp_path / "tables.pbtxt")

@@ -28,6 +28,7 @@ def store(engine):
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("arguments", [{}, {"include_last_offset": True}, {"padding_idx": 5}, {"padding_idx": -1}])
+@pytest.mark.promise("Modules for torch have torch's results and gradients")
 def test_a_bag_has_torchs_results_and_gradients(mode, arguments, store, engine):
     bag = pt.EmbeddingBag(50, 4, mode=mode, store=store, **arguments)
     twin = bag.materialize()

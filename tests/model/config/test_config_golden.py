@@ -43,6 +43,7 @@ def test_recorded_messages_load_with_their_names_and_tags_and_can_be_run(golden)
         assert len(config.tables) == len(config.table_names), case["id"]
 
 
+@pytest.mark.promise("TensorFlow's classes give TensorFlow's messages, byte for byte")
 def test_python_classes_make_the_recorded_messages_byte_for_byte(golden):
     for case in golden("config_protos.json"):
         config = from_features(case)

@@ -105,6 +105,7 @@ def engine_of(case, mesh):
 
 
 @pytest.mark.parametrize("case", SAME, ids=[c["id"] for c in SAME])
+@pytest.mark.promise("An engine updates rows as TensorFlow does")
 def test_the_engine_equals_tensorflow(case, mesh_of):
     # Devices in turn: what they share is the same on any number of them, see test_updates_engine.py.
     engine = engine_of(case, mesh_of(1 + 3 * (CASES.index(case) % 2)))

@@ -112,6 +112,7 @@ def test_numpys_bits_at_the_limits_of_a_rule(rule, num_rows, dim, mesh_of):
 
 
 @pytest.mark.parametrize("rule", [ADAM, UpdateRule("adam", 2, ADAM.hyper, non_lazy=True)], ids=["lazy", "not lazy"])
+@pytest.mark.promise("The bits depend on no record batches, threads or number of devices")
 def test_the_bits_depend_on_no_threads_and_no_instruction_set(rule, mesh_of):
     tables = [host_table(mesh_of, rule, 30_011, 9, team=ThreadTeam(threads)) for threads in (1, 2, 5)]
     tables += [host_table(mesh_of, rule, 30_011, 9, target=target) for target in targets()]

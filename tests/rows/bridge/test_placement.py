@@ -56,6 +56,7 @@ def parts_of(engine, name):
 @pytest.mark.sampled("plain-swept-keyed-halved-1", "halved-plain-8")
 @pytest.mark.parametrize("devices", [1, 3, 8])
 @pytest.mark.parametrize("on_host", [ALL, ("plain", "keyed"), ("swept",), ("halved", "plain")], ids="-".join)
+@pytest.mark.promise("No way to scale changes a bit")
 def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of, tmp_path):
     cpu, placed = ps.Engine(config_of(), mesh_of(1)), ps.Engine(config_of(on_host), mesh_of(devices))
     wanted, actual = (bytes_of(engine.stage(log_of(), slots=True, flush=True)) for engine in (cpu, placed))

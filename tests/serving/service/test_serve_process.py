@@ -31,6 +31,7 @@ def frames(tmp_path):
 
 
 @pytest.mark.evidence
+@pytest.mark.promise("A service that is killed loses no frame and applies none twice")
 def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
     listen, sendable = f"grpc://127.0.0.1:{free_port()}", threading.Semaphore(0)
     serve = [config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume"]

@@ -53,6 +53,7 @@ def follow(capsys, service, store, *flags):
 
 
 @pytest.mark.parametrize("store", STORES)
+@pytest.mark.promise("A rollback has the bits of its version, and followers apply it like a step")
 def test_a_follower_just_applies_a_rollback(store, serving, tmp_path, capsys, caplog):
     service, client = serving
     with open_store(store, tmp_path) as target:

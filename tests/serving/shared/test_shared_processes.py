@@ -51,6 +51,7 @@ def outcome_of(reader):
 
 @pytest.mark.evidence
 @SECONDS
+@pytest.mark.promise("No row that another process reads is torn or of two steps")
 def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writing, seconds):
     writing()
     readers = [started("read", tmp_path, seconds, consistent) for consistent in ("", "", "consistent")]

@@ -1,7 +1,7 @@
 """The findings of lint: Finding, Subject, which creates them, and RULES with every code.
 
 The checks are in proto_rules.py and settings_rules.py (loading refuses), runnable.py (running refuses), __init__.py,
-optimizer_rules.py and number_rules.py (suspicious). docs/lint.md documents the codes.
+optimizer_rules.py and number_rules.py (suspicious). docs/hooks.py makes the site's page of the codes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,88 @@ RULES: dict[str, tuple[str, str]] = {
     "PS218": ("error", "a dynamic table that this version cannot run"),
     "PS219": ("error", "a cached table whose optimizer updates untouched rows"),
 }
-
+# What to do about each, in Markdown for the site.
+ADVICE: dict[str, str] = {
+    "PS001": "Add a `table_descriptor`.",
+    "PS002": "Give the table a name; sources, slots and files refer to it.",
+    "PS003": "Give every table a unique name.",
+    "PS004": "Set `vocabulary_size` to the number of rows.",
+    "PS005": "Set `dimension` to the width of a row.",
+    "PS006": "Omit it, or set it to 0 or more.",
+    "PS007": (
+        "Set exactly one member of `optimization_parameters`, or one of penstock's optimizers in the table's settings."
+    ),
+    "PS008": "Set `learning_rate { constant: … }` or `{ dynamic { tag: … } }`. TensorFlow would read 0.",
+    "PS009": "Write a number that float32 can hold; omit a clip bound to leave that side open.",
+    "PS010": (
+        "Number the tags of all tables (step counters included) from 0 without a gap; the rates of a step are in "
+        "that order."
+    ),
+    "PS011": "Use one of the names of the enum.",
+    "PS012": (
+        "List features in `feature_descriptor`, or count them with `batch_size_per_tensor_core` and "
+        "`num_features`, not both."
+    ),
+    "PS013": "`table_id` is the index of a `table_descriptor`, from 0.",
+    "PS014": "Give every feature the shape of its input without the axis that is combined, e.g. the batch size.",
+    "PS015": "Correct the name (or `feature_id`) in the EngineConfig.",
+    "PS016": "Keep the settings of one table, feature or slot in one place.",
+    "PS017": "Numbers must be finite, `stddev` at least 0, `min` at most `max`.",
+    "PS018": (
+        "Use the slot names of [optimizers.md](../optimizers.md), finite values, and accumulators above 0 where "
+        "the update divides by them."
+    ),
+    "PS019": "`combiner` is `sum`, `mean` or `sqrtn`; `max_sequence_length` is at least 0.",
+    "PS020": "`num_required` is at least 1.",
+    "PS021": "The message names the setting; [dynamic.md](../dynamic.md) lists what each accepts.",
+    "PS022": (
+        "CACHED needs `device_bytes` of at least 1, and may have `look_ahead` of at least 0; other placements "
+        "have neither."
+    ),
+    "PS023": "Names of tables, features, slots and combiners have at most 1,024 bytes of UTF-8.",
+    "PS024": "The roles are `id`, `gradient`, `table`, `step`, `contributor`, `learning_rates` and `time`.",
+    "PS101": "Set `mode: TRAINING`; TensorFlow refuses to run UNSPECIFIED.",
+    "PS102": "Set `mode: TRAINING` if the tables are to change.",
+    "PS103": "Add a feature that uses the table, or remove it; TensorFlow refuses it, row streams accept it.",
+    "PS104": "List the features, or set both `batch_size_per_tensor_core` and every `num_features`, or neither.",
+    "PS105": "Remove `storage_dtype`, or set FLOAT32 or BFLOAT16.",
+    "PS106": "Set `vocabulary_size` to `num_hosts`, as TensorFlow's own classes do for small tables.",
+    "PS107": "Set `mode: TRAINING`, or remove `pipeline_execution_with_tensor_core`.",
+    "PS201": (
+        "Use another optimizer; a program is given in Python, with `UserDefinedProgram`. Loading and saving keep "
+        "this one."
+    ),
+    "PS202": "Swap the limits: every touched weight becomes the upper one.",
+    "PS203": "Swap the limits: every gradient becomes the upper one.",
+    "PS204": "Use a small factor above 0: a touched weight becomes `w - factor*w`.",
+    "PS205": "Set `weight_decay_factor`, or remove the flag.",
+    "PS206": (
+        "Turn accumulation on, or remove the limits: without it, each part of a step is clipped separately. "
+        "TensorFlow's classes refuse it."
+    ),
+    "PS207": "Set a rate above 0, or a dynamic tag. FTRL and OnlineYogi divide by it.",
+    "PS208": "Turn accumulation on, or make the optimizer lazy.",
+    "PS209": "Start FTRL's accumulators above 0. `allow_zero_accumulator` has no effect.",
+    "PS210": (
+        "Remove `low_dimensional_packing_status`: only dimensions 1, 2 and 4 are packed, and only where a "
+        "gradient of 0 changes nothing. Results are the same with and without."
+    ),
+    "PS211": (
+        "Write a number that float32 can hold; keep averages (`beta2`, `rho`) further from 1. Reported for text "
+        "files and Python classes, where the number as written is known."
+    ),
+    "PS212": "Keep to the range; TensorFlow's classes refuse values outside it, its proto does not.",
+    "PS213": "Set `num_buckets` to at least 2, and both limits, lower below upper.",
+    "PS214": "Set the field: 0, its default in a proto, has no meaning there.",
+    "PS215": "Turn accumulation on: without it, weights decay once for every part of a step.",
+    "PS216": (
+        "Compare with a TensorFlow run before you rely on equal results; [optimizers.md](../optimizers.md) lists "
+        "the evidence."
+    ),
+    "PS217": "Give the step number as the (dynamic) learning rate.",
+    "PS218": "Use an optimizer that leaves untouched rows alone, and a `vocabulary_size` below 2^31.",
+    "PS219": "Place the table on DEVICE or HOST: each step updates every row, and only some are on the devices.",
+}
 
 MAX_NAME_BYTES = 1024  # of UTF-8: names are repeated in messages, frames, deltas and files
 
@@ -81,7 +162,7 @@ class Finding:
     Attributes
     ----------
     code : str
-        The rule, such as "PS212" (docs/lint.md).
+        The rule, such as "PS212".
     severity : {"error", "warning", "info"}
         "error": loading or running refuses it; "warning": probably a mistake.
     where : str
