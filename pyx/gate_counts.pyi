@@ -5,9 +5,7 @@ class GateCounts:
     global_step: int
     num_accumulated: int
     steps: range
-    def __init__(
-        self, num_required: int | None = None, global_step: int = 0, max_staleness: int = 0
-    ) -> None: ...
+    def __init__(self, num_required: int | None = None, global_step: int = 0, max_staleness: int = 0) -> None: ...
     @property
     def max_staleness(self) -> int: ...
     @property

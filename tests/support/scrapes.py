@@ -41,6 +41,8 @@ METRIC_OF = {
     "rolled_back": "penstock_rolled_back_frames_total",
     "device_problems": "penstock_device_problems_total",
     "not_finite": "penstock_not_finite_rows_total",
+    "late": "penstock_late_frames_total",
+    "absent": "penstock_absent_steps_total",
 }
 # Every number of the keys of a dynamic table, and its metric.
 METRIC_OF_KEYS = {

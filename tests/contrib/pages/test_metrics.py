@@ -112,7 +112,18 @@ def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_p
     engine = ps.Engine(config_of(*more), num_required=2)
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
     engine.watch.of_service = lambda: dict.fromkeys(SERVICE_METRICS, 0)  # as a service sets it
-    assert described(Metrics(engine).text()) == documented()
+    rounds, bounded = ps.Engine(config_of(), workers=2), ps.Engine(config_of(), max_staleness=1)
+    frame = {"user": ([1], [[1.0, 1.0]])}
+    rounds.apply(frame, local_step=0, contributor="rank-0", learning_rates=[0.1])
+    rounds.apply(frame, local_step=1, contributor="rank-1", learning_rates=[0.1])  # absent in step 0
+    rounds.apply(frame, local_step=2, contributor="rank-1", learning_rates=[0.1])
+    for _ in range(2):
+        bounded.apply(frame, local_step=0, learning_rates=[0.1])  # the second one is late
+    found = described(Metrics(engine).text())
+    for other in (rounds, bounded):
+        for name, (kind, labels) in described(Metrics(other).text()).items():
+            found[name] = kind, labels | found[name][1]
+    assert found == documented()
     assert len(documented()) > 30
     assert all(name.endswith(UNITS) for name in documented())
 
