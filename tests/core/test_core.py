@@ -1,6 +1,7 @@
 """EngineCore and its observers; the options of a run, stated once."""
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -95,9 +96,9 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
     assert engine.core.failed == "RuntimeError: device lost"
     with pytest.raises(ps.StateError, match="an earlier step failed half way"):
         engine.lookup("t", [1])
-    for step in (None, engine.global_step - 1):  # a stale frame, which would add to nothing, is no exception
-        with pytest.raises(ps.StateError, match="an earlier step failed half way"):
-            apply(engine, [1], local_step=step)
+    for step, contributor in itertools.product((None, engine.global_step - 1), (None, "a")):
+        with pytest.raises(ps.StateError, match="an earlier step failed half way"):  # also for a stale frame
+            engine.apply({"t": frame([1])}, local_step=step, contributor=contributor)
 
 
 class Failing(StepObserver):
