@@ -198,7 +198,7 @@ class Engine(TableAccess):
         source : object
             A path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
             polars LazyFrame, a binary file, an iterator of record batches, or a list of sources; also a topic
-            (docs/brokers.md) or a table with versions (docs/lakehouse.md).
+            or a table with versions (docs/sources.md).
         {options}
 
         Returns

@@ -5,7 +5,9 @@ import re
 import pytest
 from scripts import loaded
 
+from penstock.io.sources.source_kinds import source_kinds
 from penstock.model.updates import OPTIMIZERS
+from penstock.serving.followers.target_kinds import target_kinds
 
 tables = loaded("docs/tables.py")
 
@@ -13,6 +15,13 @@ tables = loaded("docs/tables.py")
 @pytest.mark.parametrize("page", tables.TABLES)
 def test_generated_tables_are_up_to_date(page):
     assert tables.current(page) == (tables.DOCS / page).read_text(), "run: python docs/tables.py"
+
+
+def test_every_source_and_target_has_its_section():
+    for kind in (*source_kinds(), *target_kinds()):
+        page, _, anchor = kind.page.partition("#")
+        headings = re.findall("^## (.*)$", (tables.DOCS / page).read_text(), re.MULTILINE)
+        assert anchor in [heading.lower().replace(" ", "-") for heading in headings], kind.title
 
 
 def test_every_optimizer_is_described_on_its_page():
