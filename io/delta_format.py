@@ -1,4 +1,4 @@
-"""Deltas as Arrow: their columns, their checksum, and how they are split into batches. See docs/deltas.md.
+"""Deltas as Arrow: their columns, their checksum, and how they are split into batches. docs/deltas.md, formats.md.
 
 Opens and writes no file (``delta_sink`` does), and receives the form of every table as an argument.
 """

@@ -55,7 +55,7 @@ SETUP_CODE = {
         os.mkdir("gradients")
         pa.parquet.write_table(pa.Table.from_batches(batches), "gradients/0.parquet")
     """,
-    "docs/log.md": "",
+    "docs/formats.md": "",
 }
 # Page → the library that its Python needs.
 LIBRARIES = {"docs/torch.md": "torch", "docs/tutorials/from_torch.md": "torch"}
