@@ -17,6 +17,7 @@ from penstock.bench.tpu.results_page import read_page
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import source_kinds
+from penstock.io.table_formats.tensor_names import OPTAX_NAMES, OTHER_NAMES
 from penstock.model.updates import OPTIMIZERS
 from penstock.model.updates.optimizer_class import KeywordOptimizer, Optimizer
 from penstock.serving.followers.target_kinds import target_kinds
@@ -118,6 +119,17 @@ def _end(row: ErrorRow) -> str:
     return "is retried" if row.code is None else f"ends with {row.code}"
 
 
+def slots() -> str:
+    """Return the names that other libraries give to the slots of optimizers."""
+    rows = []
+    for optimizer in sorted({*OTHER_NAMES, *OPTAX_NAMES}):
+        others, optax = OTHER_NAMES.get(optimizer, {}), OPTAX_NAMES.get(optimizer, {})
+        for slot in {**others, **optax}:
+            names = ", ".join(f"`{name}`" for name in others.get(slot, ()))
+            rows.append((optimizer, f"`{slot}`", names, f"`{optax[slot]}`" if slot in optax else ""))
+    return table(("optimizer", "slot", "elsewhere", "in optax"), rows)
+
+
 def _install_line(kind: UriKind) -> str:
     return f"`{kind.library.install_line}`" if kind.library else "–"
 
@@ -152,6 +164,7 @@ def tpu_steps() -> str:
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {"optimizers": optimizers},
+    "import.md": {"slots": slots},
     "sources.md": {"sources": sources},
     "targets.md": {"targets": targets},
     "reference/connector_errors.md": {"errors": connector_errors},
