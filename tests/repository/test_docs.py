@@ -56,7 +56,6 @@ SETUP_CODE = {
             with pa.ipc.new_stream(f"{name}.arrows", schema) as writer:
                 writer.write_batch(batch.set_column(0, "id", pa.array([1, id])))
     """,
-    "docs/formats.md": "",
 }
 # Pages whose commands run between their blocks of Python. A test below parses those of other pages.
 RUN_COMMANDS = ("docs/get_started", "docs/bad_rows", "docs/placement", "docs/readers", "docs/tutorials/")
