@@ -60,7 +60,7 @@ SETUP_CODE = {
 # Pages whose commands run between their blocks of Python. A test below parses those of other pages.
 RUN_COMMANDS = ("docs/get_started", "docs/bad_rows", "docs/placement", "docs/readers", "docs/tutorials/")
 # Page → the library that its Python needs.
-LIBRARIES = {"docs/torch.md": "torch", "docs/tutorials/from_torch.md": "torch"}
+LIBRARIES = {"docs/tutorials/from_torch.md": "torch"}
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
 COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|(connect|store)\(\"grpc)")
 
