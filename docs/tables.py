@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from penstock.base.events import EVENTS
 from penstock.bench.tpu.results_page import read_page
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
@@ -130,6 +132,12 @@ def slots() -> str:
     return table(("optimizer", "slot", "elsewhere", "in optax"), rows)
 
 
+def events() -> str:
+    """Return the events of logs, by level and meaning."""
+    rows = [(f"`{name}`", logging.getLevelName(level).lower(), meaning) for name, (level, meaning) in EVENTS.items()]
+    return table(("event", "level", "when"), rows)
+
+
 def _install_line(kind: UriKind) -> str:
     return f"`{kind.library.install_line}`" if kind.library else "–"
 
@@ -167,6 +175,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "import.md": {"slots": slots},
     "sources.md": {"sources": sources},
     "targets.md": {"targets": targets},
+    "reference/events.md": {"events": events},
     "reference/connector_errors.md": {"errors": connector_errors},
     "reliability.md": {"faults": faults},
     "tpu.md": {"steps": tpu_steps},

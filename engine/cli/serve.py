@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import signal
 import ssl
@@ -156,7 +155,6 @@ def run(args: argparse.Namespace, out: Output) -> None:
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     if rates.missing:
         report(
-            logging.WARNING,
             "learning_rate_missing",
             tags=list(rates.missing),
             advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
@@ -231,13 +229,13 @@ class Access:
         try:
             tokens, tls = self._read()
         except (UsageError, ConfigError) as error:
-            report(logging.WARNING, "reload_failed", error=f"{error}; tokens and certificate stay those before")
+            report("reload_failed", error=f"{error}; tokens and certificate stay those before")
             return
         has_new_tls = service.renew(tokens, tls)
         self.tokens, self.tls = tokens, tls
         if self.pages is not None and self.pages.tls is not None and has_new_tls:
             self.pages.tls.load_cert_chain(self._args.tls_cert, self._args.tls_key)
-        report(logging.INFO, "reloaded", tokens=len(tokens), new_certificate=has_new_tls)
+        report("reloaded", tokens=len(tokens), new_certificate=has_new_tls)
         with suppress(OSError):  # a terminal that was closed sends the signal too
             out.say(f"reloaded  {several(len(tokens), 'token')}" + (", a new certificate" if has_new_tls else ""))
             (sys.stderr if self._args.json else sys.stdout).flush()

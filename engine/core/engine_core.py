@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -417,7 +416,7 @@ class EngineCore:
         num_rows, table, key = result
         if not counters.not_finite:
             counters.first_not_finite = f"table '{table}', id {key}"
-            report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)
+            report("not_finite", table=table, id=key, global_step=self.global_step)
         counters.not_finite += num_rows
 
     def _step(self, rates: tuple[float, ...], pushed: Pushed) -> None:

@@ -5,6 +5,7 @@ import re
 import pytest
 from scripts import loaded
 
+from penstock.base.events import EVENTS
 from penstock.io.sources.source_kinds import source_kinds
 from penstock.model.updates import OPTIMIZERS
 from penstock.serving.followers.target_kinds import target_kinds
@@ -22,6 +23,11 @@ def test_every_source_and_target_has_its_section():
         page, _, anchor = kind.page.partition("#")
         headings = re.findall("^## (.*)$", (tables.DOCS / page).read_text(), re.MULTILINE)
         assert anchor in [heading.lower().replace(" ", "-") for heading in headings], kind.title
+
+
+def test_the_listed_events_are_those_that_the_code_logs():
+    code = "".join(path.read_text() for name in ("engine", "io") for path in (tables.DOCS.parent / name).rglob("*.py"))
+    assert set(re.findall(r"(?:\breport\(|FrequentEvent\()\s*\"(\w+)\"", code)) == set(EVENTS)
 
 
 def test_every_optimizer_is_described_on_its_page():

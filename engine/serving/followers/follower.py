@@ -7,7 +7,6 @@ been written by another follower: this one ends, because two would undo each oth
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -212,7 +211,7 @@ class Follower:
         if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
             self.progress.set_back += 1
             step = None if stored is None else stored.version.step
-            report(logging.WARNING, "target_set_back", target=self.target.name, step=step, had=before.version.step)
+            report("target_set_back", target=self.target.name, step=step, had=before.version.step)
         self._note_stored(stored)
         self._is_read = True
 
@@ -261,7 +260,7 @@ class Follower:
         self.progress.transactions += 1
         self.progress.rows += sum(len(table.ids) for table in changes)
         self.progress.removed += sum(len(table.removed) for table in changes)
-        report(logging.DEBUG, "applied", target=self.target.name, step=new.version.step, deltas=len(deltas))
+        report("applied", target=self.target.name, step=new.version.step, deltas=len(deltas))
 
     def _attempt(self, new: Stored) -> None:
         """Note what the next transaction leaves in the target."""
@@ -291,7 +290,7 @@ class Follower:
         self._note_stored(new)
         self.progress.transactions += 1
         self.progress.full_copies += 1
-        report(logging.INFO, "filled", target=self.target.name, step=version.step, tables=len(rows))
+        report("filled", target=self.target.name, step=version.step, tables=len(rows))
         self.progress.rows += sum(len(table.ids) for table in rows)
 
     def _at_one_version(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:

@@ -7,7 +7,6 @@ dedicated threads.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -67,7 +66,7 @@ class Sequencer(CommitListener):
         self.counters = Counters()
         self._context = Context(rates, self.counters)
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
-        self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
+        self._stale_event = FrequentEvent("stale_frame")
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.is_closing = False
@@ -208,13 +207,13 @@ class Sequencer(CommitListener):
             except BaseException as error:
                 self._fail(error)
                 raise
-        report(logging.WARNING, "rolled_back", step=done.step, to=done.target.step, frames=done.num_frames)
+        report("rolled_back", step=done.step, to=done.target.step, frames=done.num_frames)
         self.commit()
         return done
 
     def commit_begins(self) -> None:
         self._in_flight, self._next_commit = self._next_commit, threading.Event()
-        report(logging.DEBUG, "commit_began", step=self._engine.global_step)
+        report("commit_began", step=self._engine.global_step)
         self.streams.commit_begins()
         self._log.commit_begins()
 
@@ -222,7 +221,7 @@ class Sequencer(CommitListener):
         self.streams.commit_is_on_disk()
         self._in_flight.set()
         self._log.commit_is_on_disk()
-        report(logging.INFO, "committed", step=self.streams.durable_step)
+        report("committed", step=self.streams.durable_step)
 
     def commit_failed(self, error: BaseException) -> None:
         self._fail(error)
