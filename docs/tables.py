@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.base.events import EVENTS
 from penstock.bench.tpu.results_page import read_page
+from penstock.io.decoding.bad_rows import COLUMNS
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import source_kinds
@@ -138,6 +139,11 @@ def events() -> str:
     return table(("event", "level", "when"), rows)
 
 
+def bad_rows() -> str:
+    """Return the columns of a file of bad rows."""
+    return table(("column", "type", ""), [(f"`{name}`", str(kind), meaning) for name, kind, meaning in COLUMNS])
+
+
 def _install_line(kind: UriKind) -> str:
     return f"`{kind.library.install_line}`" if kind.library else "–"
 
@@ -172,6 +178,7 @@ def tpu_steps() -> str:
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {"optimizers": optimizers},
+    "formats.md": {"bad rows": bad_rows},
     "import.md": {"slots": slots},
     "sources.md": {"sources": sources},
     "targets.md": {"targets": targets},
