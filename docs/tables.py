@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import penstock.io.decoding.bad_rows as bad_rows_file
+import penstock.io.delta_format as delta_format
 from penstock.base.events import EVENTS
 from penstock.bench.tpu.results_page import read_page
-from penstock.io.decoding.bad_rows import COLUMNS
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import source_kinds
@@ -141,7 +142,14 @@ def events() -> str:
 
 def bad_rows() -> str:
     """Return the columns of a file of bad rows."""
-    return table(("column", "type", ""), [(f"`{name}`", str(kind), meaning) for name, kind, meaning in COLUMNS])
+    rows = [(f"`{name}`", str(kind), meaning) for name, kind, meaning in bad_rows_file.COLUMNS]
+    return table(("column", "type", ""), rows)
+
+
+def deltas() -> str:
+    """Return the columns of deltas."""
+    rows = [(f"`{name}`", kind, condition, meaning) for name, kind, condition, meaning in delta_format.COLUMNS]
+    return table(("column", "type", "with", ""), rows)
 
 
 def _install_line(kind: UriKind) -> str:
@@ -178,6 +186,7 @@ def tpu_steps() -> str:
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {"optimizers": optimizers},
+    "deltas.md": {"columns": deltas},
     "formats.md": {"bad rows": bad_rows},
     "import.md": {"slots": slots},
     "sources.md": {"sources": sources},

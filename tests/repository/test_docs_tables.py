@@ -6,6 +6,7 @@ import pytest
 from scripts import loaded
 
 from penstock.base.events import EVENTS
+from penstock.io.delta_format import COLUMNS, DeltaForm, Shape
 from penstock.io.sources.source_kinds import source_kinds
 from penstock.model.updates import OPTIMIZERS
 from penstock.serving.followers.target_kinds import target_kinds
@@ -23,6 +24,11 @@ def test_every_source_and_target_has_its_section():
         page, _, anchor = kind.page.partition("#")
         headings = re.findall("^## (.*)$", (tables.DOCS / page).read_text(), re.MULTILINE)
         assert anchor in [heading.lower().replace(" ", "-") for heading in headings], kind.title
+
+
+def test_the_listed_columns_are_those_of_a_stream_of_deltas():
+    form = DeltaForm({"user": Shape(2, {"momenta": 2})}, op=True, numbered=True, dynamic=True, last=True)
+    assert form.schema.names == [name for name, *_ in COLUMNS]
 
 
 def test_the_listed_events_are_those_that_the_code_logs():
