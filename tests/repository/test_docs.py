@@ -62,7 +62,7 @@ RUN_COMMANDS = ("docs/get_started", "docs/bad_rows", "docs/placement", "docs/rea
 # Page → the library that its Python needs.
 LIBRARIES = {"docs/tutorials/from_torch.md": "torch"}
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
-COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|(connect|store)\(\"grpc)")
+COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|(connect|store)\(\"grpc)")
 
 
 def blocks(page, language):
