@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.base.errors import UsageError
+from penstock.io.list_columns import list_column
 from penstock.model.frames import Float32, Int64
 
 # The key of the format's number in the schema's metadata, and the number.
@@ -226,13 +227,10 @@ class DeltaForm:
                 for piece in pieces
             ]
         )
-        offsets = np.zeros(len(widths) + 1, np.int32)
-        np.cumsum(widths, out=offsets[1:])
         flat = [piece.values[column].reshape(-1) for piece in pieces if column in piece.values]
         values = flat[0] if len(flat) == 1 else np.concatenate([*flat, np.zeros(0, np.float32)])
         absent = widths == 0
-        mask = pa.array(absent) if absent.any() else None
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=mask)
+        return list_column(values, self.schema.field(column).type, widths, absent if absent.any() else None)
 
 
 def _deleted(piece: Piece) -> npt.NDArray[np.bool_]:

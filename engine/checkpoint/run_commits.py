@@ -45,13 +45,14 @@ class RunCommits(CommitListener):
         self.counters, self.positions, self._every = counters, positions, every
         self.files, self._may_commit = files, may_commit
         self.commits = saver is not None
-        self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
         # The positions of the sources in the commit in flight, and in a durable one that no source knows of yet.
         self._promised: list[Position | None] = []
         self._durable: list[Position | None] = []
         self.num_skipped = start.num_frames
         self.failed = False
+        # Last: an error before it would leave its thread running, and what the thread reports would be lost.
+        self._commits = None if saver is None else CommitSession(core, saver, every, self)
 
     def skip(self, frames: Iterator[tuple[int, Frame]], limit: int | None) -> None:
         """Advance the reader's frames to the first one to apply. limit : of all frames, skipped ones included

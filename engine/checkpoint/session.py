@@ -216,8 +216,8 @@ class CheckpointSession(StepObserver):
         positions.follow(self.positions)
         start = self.positions if resume else Positions()
         start.seek(reader, positions)
-        saver = None if checkpoint is None else self._savers.open_for_run(Folder(checkpoint), options.keep, resume)
         files = RunFiles(self._core.gate.still, self.ledger.files.committed)
+        saver = None if checkpoint is None else self._savers.open_for_run(Folder(checkpoint), options.keep, resume)
         run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
         has_committed = None if saver is None else saver.has_committed
         with closing(run), files.open(quarantine, open_deltas, resume, has_committed):

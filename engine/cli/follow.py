@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from dataclasses import asdict
 
 import penstock.base.interrupts as interrupts
@@ -70,8 +69,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
         follower = Follower(client, target, patience_s, interval_s, args.replace)
 
         def say_start() -> None:
-            out.say(f"following {client.connection.uri} into {target.name}, step {count(follower.progress.step or 0)}")
-            (sys.stderr if args.json else sys.stdout).flush()
+            step = count(follower.progress.step or 0)
+            out.say(f"following {client.connection.uri} into {target.name}, step {step}", flush=True)
 
         try:
             follower.run(args.once, say_start)

@@ -51,8 +51,8 @@ class Output:
     def __init__(self, as_json: bool, aside: bool = False) -> None:
         self.as_json, self._aside = as_json, aside
 
-    def say(self, text: str = "") -> None:
-        print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
+    def say(self, text: str = "", flush: bool = False) -> None:
+        print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout, flush=flush)
 
     def say_all(self, prefix: str, texts: Iterable[object]) -> None:
         """Print texts, one per line."""

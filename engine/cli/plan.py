@@ -15,6 +15,7 @@ from penstock.base.flag_values import MOST_PARALLEL, number, whole
 from penstock.cli.command_line import (
     Parser,
     add_flags,
+    add_sources,
     check_reading,
     keywords_of,
 )
@@ -40,17 +41,7 @@ _COLUMNS = (
 
 
 def add(command: Parser) -> None:
-    command.add_argument(
-        "config",
-        metavar="CONFIG",
-        help="EngineConfig, text or binary, with a dynamic or cached table",
-    )
-    command.add_argument(
-        "sources",
-        metavar="SOURCE",
-        nargs="+",
-        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
-    )
+    add_sources(command)
     choices = command.add_argument_group(
         "choices",
         "every combination is followed, in all dynamic and all cached tables (default: the configuration's settings)",

@@ -6,7 +6,6 @@ import argparse
 import math
 import signal
 import ssl
-import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -237,8 +236,8 @@ class Access:
             self.pages.tls.load_cert_chain(self._args.tls_cert, self._args.tls_key)
         report("reloaded", tokens=len(tokens), new_certificate=has_new_tls)
         with suppress(OSError):  # a terminal that was closed sends the signal too
-            out.say(f"reloaded  {several(len(tokens), 'token')}" + (", a new certificate" if has_new_tls else ""))
-            (sys.stderr if self._args.json else sys.stdout).flush()
+            certificate = ", a new certificate" if has_new_tls else ""
+            out.say(f"reloaded  {several(len(tokens), 'token')}{certificate}", flush=True)
 
     def _read(self) -> tuple[Tokens, Certificates]:
         args = self._args
@@ -278,8 +277,7 @@ def _wait(
 
     Raises KeyboardInterrupt for SIGINT.
     """
-    out.say(f"listening {service.address.uri}, step {count(step)}")
-    (sys.stderr if args.json else sys.stdout).flush()
+    out.say(f"listening {service.address.uri}, step {count(step)}", flush=True)
     try:
         while not service.wants_to_end.wait(TICK_S):
             interrupts.check()

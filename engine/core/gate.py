@@ -67,12 +67,16 @@ class Gate(GateCounts):
         self.is_torn = False
         _gates.add(self)
 
-    def change(self, work: Callable[..., T], *arguments: Any) -> T:
+    def change(self, work: Callable[..., T], *arguments: Any, opens: bool = True) -> T:
         """Call ``work(*arguments)`` under the lock. CancelledError: it is a ``TakerGate`` that was closed.
 
-        Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``.
+        opens : whether a ``TakerGate`` refuses it once it is closed
+
+        Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``. No context
+        manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
-        return self._change(work, arguments)
+        result: T = call_under(self._lock, self._changed, work, arguments)
+        return result
 
     def count_stale(self, local_step: int | None, contributor: Contributor) -> None:
         """Count a contribution as stale."""
@@ -101,7 +105,7 @@ class Gate(GateCounts):
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Keeps contributions, as in TensorFlow."""
         step = whole("global_step", global_step)
-        self._change(lambda: setattr(self, "global_step", step), opens=False)
+        self.change(lambda: setattr(self, "global_step", step), opens=False)
 
     def check_may_open(self) -> None:
         """Raise StateError if the global step is none of ``steps``."""
@@ -169,18 +173,10 @@ class Gate(GateCounts):
             self.global_step, self.num_accumulated = step, num
             self._contributors, self._stale = contributors, stale
 
-        self._change(change, opens=False)
+        self.change(change, opens=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
-
-    def _change(self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True) -> T:
-        """Run a change under the lock. opens : whether a ``TakerGate`` refuses it once it is closed
-
-        No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
-        """
-        result: T = call_under(self._lock, self._changed, change, arguments)
-        return result
 
     def _changed(self, change: Callable[..., T], arguments: Sequence[Any]) -> T:
         if self._is_changing:

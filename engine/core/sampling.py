@@ -132,30 +132,12 @@ def hot_ids(samples: Sequence[IdSample]) -> list[tuple[str, int, float]]:
     ]
 
 
-class SampleBudget:
-    """The time that sampling rows may take."""
-
-    def __init__(self) -> None:
-        self._began_s, self._spent_s = time.perf_counter(), 0.0
-
-    def may(self) -> bool:
-        """Return whether there is time for a sample. A plain comparison, because every frame and step calls it."""
-        return self._spent_s <= ALLOWANCE_S + FRACTION * (time.perf_counter() - self._began_s)
-
-    @contextmanager
-    def look(self) -> Iterator[None]:
-        """Charge the time in the context to the budget."""
-        started = time.perf_counter()
-        yield
-        self._spent_s += time.perf_counter() - started
-
-
 class Probe:
     """Samples hot ids, how far rows move, and moments of a run."""
 
     def __init__(self, tables: TableSet) -> None:
         self._tables = tables
-        self._for_rows = SampleBudget()
+        self._began_s, self._spent_s = time.perf_counter(), 0.0  # for sampling rows
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
         self._rng = np.random.default_rng(0)
@@ -166,9 +148,10 @@ class Probe:
     def before(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
         """Keep copies of some of the rows that a step is about to change."""
         self._rows = {}
-        if not self._for_rows.may():
+        # A plain comparison, because every step calls it.
+        if self._spent_s > ALLOWANCE_S + FRACTION * (time.perf_counter() - self._began_s):
             return
-        with self._for_rows.look():
+        with self._sampling():
             for name, several in coalesced.items():
                 ids = [part for rows in several for part, _ in rows.parts if len(part)]
                 if ids:
@@ -180,7 +163,7 @@ class Probe:
         """Compute how far the sampled rows have moved."""
         if not self._rows:
             return
-        with self._for_rows.look():
+        with self._sampling():
             for name, (ids, rows) in self._rows.items():
                 with np.errstate(invalid="ignore"):
                     moved = np.subtract(self._tables.table(name).read(ids), rows, dtype=np.float64)
@@ -188,6 +171,13 @@ class Probe:
                 if math.isfinite(norm):  # skip rows that became infinite
                     self.norms[name] = norm
             self._rows = {}
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """Count the time in the context as that of sampling rows."""
+        started = time.perf_counter()
+        yield
+        self._spent_s += time.perf_counter() - started
 
     def sample_ids(self, frame: Frame) -> None:
         if self.hot.is_due():

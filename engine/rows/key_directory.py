@@ -60,7 +60,7 @@ def bytes_of_directories(tables: Sequence[tuple[TableSpec, int]], count: int = 1
     for spec, sample_bits in tables:
         assert spec.dynamic is not None
         num_bytes += directory_bytes(spec.vocabulary_size, spec.dynamic.evict == "lfu") // count >> sample_bits
-    if hasattr(os, "sysconf") and num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+    if num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         names = listed(dict.fromkeys(f"'{spec.name}'" for spec, _ in tables))
         whose = f"table {names}: its directory needs" if len(tables) == 1 else f"tables {names}: their directories need"
         raise MemoryError(f"{whose} {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB")

@@ -267,14 +267,8 @@ def _alone(runs: Runs) -> Runs:
 
 
 def _sorted(runs: Runs) -> Runs:
-    with closing(sorted_by_step(_one_by_one(runs))) as frames:
+    with closing(runs), closing(sorted_by_step(run.frame() for run in runs)) as frames:
         yield from map(FrameRun.of, frames)
-
-
-def _one_by_one(runs: Runs) -> Frames:
-    with closing(runs):
-        for run in runs:
-            yield run.frame()
 
 
 def sorted_by_step(frames: Frames) -> Frames:

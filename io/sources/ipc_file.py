@@ -80,7 +80,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
     Returns where the dictionaries begin, and int64 (n, 2), where every record batch begins and ends.
     """
     with arrow_errors(_CORRUPT, name):
-        tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+        tail = file.read_at(_TAIL_BYTES, max(0, size - _TAIL_BYTES))
         if size < 2 * _TAIL_BYTES or not tail.endswith(ARROW_FILE):
             raise TruncatedInputError(
                 "the Arrow IPC file has no footer: it was cut, its writer not closed, or bytes follow its end",
@@ -90,7 +90,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         start = size - _TAIL_BYTES - length
         if length <= 0 or start < _FIRST_BYTES:
             raise InputError(f"{_CORRUPT}: a footer of {length} bytes in a file of {size}", source=name)
-        blocks = _blocks(_read(file, start, length))
+        blocks = _blocks(file.read_at(length, start))
         every = np.sort(np.concatenate(blocks), order="offset")
         ends = _ends_of_blocks(every, size)
         first = _end_of_schema(file, int(every["offset"][0]) if len(every) else start)
@@ -117,11 +117,6 @@ def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
         messages.check_next(file)
 
 
-def _read(file: pa.NativeFile, offset: int, num_bytes: int) -> bytes:
-    file.seek(offset)
-    return bytes(file.read(num_bytes))
-
-
 def _end_of_schema(file: pa.NativeFile, limit: int) -> int:
     """Return the end of the schema message before the batches: it has a length, after a marker since Arrow 0.15.
 
@@ -129,13 +124,13 @@ def _end_of_schema(file: pa.NativeFile, limit: int) -> int:
 
     limit : the offset of the first batch, or of the footer
     """
-    marker, length = struct.unpack("<Ii", _read(file, _FIRST_BYTES, 8))
+    marker, length = struct.unpack("<Ii", file.read_at(8, _FIRST_BYTES))
     if marker == 0xFFFFFFFF:
         return int(_FIRST_BYTES + 8 + length)
     end, num_bytes = int(_FIRST_BYTES + 4 + marker), limit - _FIRST_BYTES
     if end + _MAX_GAP_BYTES >= limit or num_bytes > _MAX_SCHEMA_BYTES:
         return end
-    return limit if _is_only_a_schema(_read(file, _FIRST_BYTES, num_bytes)) else end
+    return limit if _is_only_a_schema(file.read_at(num_bytes, _FIRST_BYTES)) else end
 
 
 def _is_only_a_schema(data: bytes) -> bool:

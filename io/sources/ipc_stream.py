@@ -119,8 +119,7 @@ class Mapped(RawBytes):
         return memory
 
     def last_read(self) -> bytes:
-        self._file.seek(self._file.tell() - 8)
-        return bytes(self._file.read(8))
+        return bytes(self._file.read_at(8, self._file.tell() - 8))
 
     def take(self) -> Pieces:
         start, self._taken = self._taken, self._file.tell()

@@ -8,7 +8,6 @@ bytes become batches is defined in ``files`` and ``ipc_stream``; ``in_memory`` c
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.base.errors import InputError, UsageError
+from penstock.base.errors import InputError, UsageError, close_names
 from penstock.base.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.file_names import check_distinct, filesystem_of, is_mark, keys_of, matches, with_keys
@@ -185,7 +184,7 @@ def _near(text: str) -> str:
         names = [] if "://" in text else os.listdir(folder or ".")
     except OSError:
         names = []
-    near = difflib.get_close_matches(name, names, 1, 0.75)
+    near = close_names(name, names, cutoff=0.75)
     if near:
         return f"; did you mean '{os.path.join(folder, near[0])}'?"
     return "; give an Arrow or Parquet file, a directory of them, or a URI"

@@ -71,19 +71,15 @@ def open_parquet(file: Any) -> pa.parquet.ParquetFile:
 
 
 def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
-    """Read the footer. Leaves the position at 0."""
-    file.seek(max(0, size - _TAIL_BYTES))
-    tail = bytes(file.read(_TAIL_BYTES))
+    """Read the footer."""
+    tail = file.read_at(_TAIL_BYTES, max(0, size - _TAIL_BYTES))
     if size < len(PARQUET) + _TAIL_BYTES or not tail.endswith(PARQUET):
         problem = "the Parquet file has no footer: it was cut, or its writer not closed"
         raise TruncatedInputError(problem, source=name)
     length = int.from_bytes(tail[:4], "little")
     if not 0 < length <= size - _TAIL_BYTES - len(PARQUET):
         raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
-    file.seek(size - _TAIL_BYTES - length)
-    footer = bytes(file.read(length))
-    file.seek(0)
-    return footer
+    return bytes(file.read_at(length, size - _TAIL_BYTES - length))
 
 
 def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool:
@@ -99,8 +95,7 @@ def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool
     unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(PARQUET))
     seam, has_seam, offset = PARQUET * 2, False, 0
     while offset < unknown and not has_seam:
-        file.seek(offset)
-        has_seam = seam in bytes(file.read(_READ_BYTES + len(seam)))
+        has_seam = seam in file.read_at(_READ_BYTES + len(seam), offset)
         offset += _READ_BYTES
     file.seek(0)
     return has_seam

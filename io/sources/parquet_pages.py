@@ -87,8 +87,7 @@ def _walk(file: pa.NativeFile, chunk: ColumnChunk, source: str) -> int:
     offset, num_values = chunk.start, 0
     while 0 <= offset < chunk.end:
         try:
-            file.seek(offset)
-            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - offset))), _PAGE)
+            page, length = read_struct(file.read_at(min(_HEADER_BYTES, chunk.end - offset), offset), _PAGE)
             unpacked, packed = page[_UNPACKED], page[_PACKED]
         except (ValueError, LookupError, OSError, struct.error):
             break

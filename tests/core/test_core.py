@@ -95,6 +95,9 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
     assert engine.core.failed == "RuntimeError: device lost"
     with pytest.raises(ps.StateError, match="an earlier step failed half way"):
         engine.lookup("t", [1])
+    for step in (None, engine.global_step - 1):  # a stale frame, which would add to nothing, is no exception
+        with pytest.raises(ps.StateError, match="an earlier step failed half way"):
+            apply(engine, [1], local_step=step)
 
 
 class Failing(StepObserver):

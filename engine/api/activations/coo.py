@@ -79,7 +79,7 @@ def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> Pl
     Raises UsageError, InputError.
     """
     coo = _as_coo(batch, name, "ids", shape)
-    ids, rows = _ids_of(coo.ids, name).reshape(-1), array_of(coo.rows, name)
+    ids, rows = numbers_of(coo.ids, name).reshape(-1), array_of(coo.rows, name)
     samples, positions = _indices(rows, len(ids), name, shape)
     if weights is not None and coo.weights is not None:
         raise UsageError(f"{name}: weights are given twice, with the ids and as an argument")
@@ -103,10 +103,13 @@ def array_of(values: Any, name: str) -> Array:
     return as_array(values, name, UsageError)
 
 
-def _ids_of(ids: Any, name: str) -> Array:
-    array = array_of(ids, name)
-    exact = exact_integers(ids, array)
-    return array if exact is None else exact
+def numbers_of(values: Any, name: str) -> Array:
+    """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
+    array = array_of(values, name)
+    if array.dtype == np.float64 and array.size and isinstance(values, list | tuple):
+        exact = exact_integers(values, array)
+        return array if exact is None else exact
+    return array
 
 
 def indices_in_lists(lengths: Int64) -> Int64:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.api.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
-from penstock.api.activations.coo import array_of, by_sample, indices_in_lists, is_coo
+from penstock.api.activations.coo import array_of, by_sample, indices_in_lists, is_coo, numbers_of
 from penstock.base.array_conversion import as_arrow, is_arrow
 from penstock.base.errors import InputError, UsageError
 from penstock.model.combiners import Lookups, gains
@@ -84,7 +84,7 @@ def _samples(batch: Any, shape: tuple[int, ...]) -> list[Any]:
 
 def _of_sample(row: Any, name: str, role: str) -> Array:
     is_nested = isinstance(row, list | tuple) and any(isinstance(value, list | tuple) for value in row)
-    values = np.zeros((0, 0)) if is_nested else _array(row, name)
+    values = np.zeros((0, 0)) if is_nested else numbers_of(row, name)
     if values.ndim > 1:
         raise UsageError(f"{name}: expected {role} of a sample as a flat list, got {row}")
     return values.reshape(-1)
@@ -103,17 +103,8 @@ def _as_array(batch: Any, name: str) -> Array | None:
     """Return a rectangular array of numbers; None if the input is ragged, as are lists with a list per row."""
     if isinstance(batch, list | tuple) and any(isinstance(row, list | tuple) or np.ndim(row) for row in batch):
         return None
-    array = _array(batch, name)
+    array = numbers_of(batch, name)
     return None if array.dtype == object else array
-
-
-def _array(values: Any, name: str) -> Array:
-    """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
-    array = array_of(values, name)
-    if array.dtype == np.float64 and array.ndim == 1 and array.size and isinstance(values, list | tuple):
-        exact = exact_integers(values, array)
-        return array if exact is None else exact
-    return array
 
 
 def _of_array(array: Array, name: str, role: str, shape: tuple[int, ...]) -> Int64:

@@ -138,10 +138,10 @@ class RemoteStore:
         return f"{self.place}/{name}" if name else str(self.place)
 
     def exists(self) -> bool:
-        return self._kind() != "NotFound"
+        return str(self._info("").type.name) != "NotFound"
 
     def is_folder(self) -> bool:
-        return self._kind() == "Directory"
+        return str(self._info("").type.name) == "Directory"
 
     def identity(self) -> str:
         return f"{self._fs.type_name}:{self._path}"
@@ -162,15 +162,13 @@ class RemoteStore:
         return io.BufferedReader(file, _AT_ONCE if ahead else _HEADER_BYTES)
 
     def size(self, name: str) -> int:
-        with self._naming(name):
-            info = self._fs.get_file_info(self._at(name))
+        info = self._info(name)
         if info.size is None:
             raise FileNotFoundError(2, "No such file", self.file(name))
         return int(info.size)
 
     def written_s(self, name: str) -> float | None:
-        with self._naming(name):
-            written = self._fs.get_file_info(self._at(name)).mtime
+        written = self._info(name).mtime
         return None if written is None else float(written.timestamp())
 
     @contextmanager
@@ -216,9 +214,10 @@ class RemoteStore:
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
 
-    def _kind(self) -> str:
-        with self._naming(""):
-            return str(self._fs.get_file_info(self._path).type.name)
+    def _info(self, name: str) -> Any:
+        """Return what pyarrow.fs knows of a file; ""  for the name: of the folder."""
+        with self._naming(name):
+            return self._fs.get_file_info(self._at(name) if name else self._path)
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:

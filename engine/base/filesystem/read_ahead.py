@@ -9,9 +9,9 @@ and those between it and another one that is behind it.
 from __future__ import annotations
 
 import io
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
 import penstock.base.interrupts as interrupts
@@ -29,28 +29,15 @@ T = TypeVar("T")
 
 
 class ThreadCall(Generic[T]):
-    """A call in a thread. The interpreter waits for such threads at its end."""
+    """A call in a thread of its own, which ends with it. The interpreter waits for such threads at its end."""
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._results: list[T] = []
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._run, name="penstock-read-ahead").start()
-
-    def _run(self) -> None:
-        try:
-            self._results.append(self._call())
-        except BaseException as error:  # raised where the result is needed
-            self._error = error
-        self._done.set()
+        self._future = ThreadPoolExecutor(1, "penstock-read-ahead").submit(call)
 
     def result(self) -> T:
-        while not self._done.wait(_TICK_S):
+        while not wait([self._future], _TICK_S).done:
             interrupts.check()
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+        return self._future.result()
 
 
 class _Request(ThreadCall[bytes]):
@@ -156,9 +143,6 @@ class Blocks(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._position = offset + (0, self._position, self.num_bytes)[whence]
-        return self._position
-
-    def tell(self) -> int:
         return self._position
 
     def seekable(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -71,7 +71,7 @@ class TakerGate(Gate):
             self._queue[future] = _Ticket(num_required, produce, self._clock())
             future.add_done_callback(self._leave)
 
-        self._change(change)
+        self.change(change)
         return future
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class TakerGate(Gate):
         with self._lock:
             return super().explain() + ("; closed" if self._closed else "")
 
-    def _change(self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True) -> T:
+    def change(self, work: Callable[..., T], *arguments: Any, opens: bool = True) -> T:
         """Run a change under the lock, serve the takers that it allows, and complete their Futures after the release.
 
         opens : whether a closed gate refuses it
@@ -109,12 +109,12 @@ class TakerGate(Gate):
             if opens and self._closed:
                 raise CancelledError(f"closed: {self.explain()}")
             self._completions = completions
-            result = change(*arguments)
+            result = work(*arguments)
             self._serve()
             return result
 
         try:
-            return super()._change(served, opens=opens)
+            return super().change(served, opens=opens)
         finally:
             for complete in completions:
                 complete()
@@ -152,4 +152,4 @@ class TakerGate(Gate):
                 if self._queue.pop(future, None) is not None:
                     future.set_running_or_notify_cancel()
 
-            self._change(change, opens=False)
+            self.change(change, opens=False)

@@ -56,7 +56,7 @@ class PageAccess:
     tls: ssl.SSLContext | None = None
 
 
-class Server:
+class Server(ThreadingHTTPServer):
     """A server that answers GET and HEAD in background threads until it is closed.
 
     access : None: it needs no token
@@ -68,26 +68,19 @@ class Server:
     def __init__(self, address: tuple[str, int], routes: Routes, access: PageAccess | None = None) -> None:
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         hosts = {"localhost", "127.0.0.1", "[::1]", host.lower()} if is_loopback(address[0]) else None
+        self.tls = None if access is None else access.tls
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
-            self._server = _Server(address, _handler(routes, hosts, access), None if access is None else access.tls)
+            super().__init__(address, _handler(routes, hosts, access))
         except OSError as error:
             problem = f"cannot listen: {(error.strerror or str(error)).lower()}; give another address"
             raise OSError(error.errno, problem, f"{address[0]}:{address[1]}") from error
-        scheme = "https" if self._server.tls else "http"
-        self.url = f"{scheme}://{host}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="penstock-http", daemon=True).start()
+        self.url = f"{'https' if self.tls else 'http'}://{host}:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="penstock-http", daemon=True).start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None
-    ) -> None:
-        self.tls, self.address_family = tls, socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
+        self.shutdown()
+        self.server_close()
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection. The thread that answers it makes the handshake, which may take long."""

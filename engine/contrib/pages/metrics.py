@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 try:
     from prometheus_client import Metric, generate_latest
     from prometheus_client.core import CounterMetricFamily as Counter
     from prometheus_client.core import GaugeMetricFamily as Gauge
-    from prometheus_client.core import InfoMetricFamily, Sample, SummaryMetricFamily
+    from prometheus_client.core import InfoMetricFamily, SummaryMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError("penstock.metrics: needs prometheus-client: pip install 'penstock[metrics]'") from error
@@ -316,14 +318,17 @@ def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _time(snapshot: MetricsSnapshot) -> Iterator[Metric]:
-    recent = sorted(snapshot.recent_s)
-    yield summary(
+    steps = SummaryMetricFamily(
         "penstock_step_seconds",
         "time of an optimizer step of all tables, the last 1024; on an accelerator, of its dispatch",
-        {q: quantile(recent, q) for q in QUANTILES},
-        snapshot.num_steps,
-        snapshot.stage_s["step"],
+        count_value=snapshot.num_steps,
+        sum_value=snapshot.stage_s["step"],
     )
+    # Values that occurred. The family has no argument for them.
+    values = np.quantile(snapshot.recent_s or [math.nan], QUANTILES, method="inverted_cdf").tolist()
+    for quantile, value in zip(QUANTILES, values, strict=True):
+        steps.add_sample(steps.name, {"quantile": f"{quantile:g}"}, value)
+    yield steps
     yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", snapshot.stage_s)
     problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
     yield Counter("penstock_device_problems_total", problems, len(snapshot.problems))
@@ -351,21 +356,9 @@ def labelled(
     return family
 
 
-def summary(name: str, documentation: str, quantiles: Mapping[float, float], num: int, total: float) -> Metric:
-    """Return a summary with quantiles, for which SummaryMetricFamily has no argument."""
-    family = SummaryMetricFamily(name, documentation, count_value=num, sum_value=total)
-    family.samples += [Sample(name, {"quantile": f"{q:g}"}, value) for q, value in quantiles.items()]
-    return family
-
-
 def by_power_of_two(counts: Mapping[int, int]) -> Mapping[int, int]:
     """Return counts with their keys, whole numbers from 1 on, rounded up to powers of two: this bounds the series."""
     rounded: collections.Counter[int] = collections.Counter()
     for value, n in sorted(counts.items()):
         rounded[1 << (value - 1).bit_length()] += n
     return rounded
-
-
-def quantile(ascending: list[float], share: float) -> float:
-    """Return a quantile by nearest rank; NaN if there are no values. share : 0 to 1"""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else math.nan

@@ -48,20 +48,20 @@ class Watching:
         arguments = getattr(args, "sources", None) or [getattr(args, "replica", None) or getattr(args, "config", "")]
         self.title = " ".join(map(str, ["penstock", args.command, *arguments]))
         self._report: Path | None = args.report
-        self._metrics: StepCollector | None = None
-        if self._addresses or self._path or self._report:
+        self._is_on = bool(self._addresses or self._path or self._report)
+        if self._is_on:
             # Loads prometheus-client, which two threads must not load at once.
             from penstock.contrib.pages.metrics import Metrics, MetricsCollector, ReplicaMetrics
 
             if isinstance(watched, Engine):
-                self._metrics = Metrics(watched)
+                self._metrics: StepCollector = Metrics(watched)
             else:
                 self._metrics = watched.metrics() if hasattr(watched, "metrics") else ReplicaMetrics(watched.status)
             if isinstance(self._metrics, MetricsCollector) and (args.report or args.ui):
                 self._metrics.look_closer()
 
     def __enter__(self) -> Watching:
-        if self._metrics is None:
+        if not self._is_on:
             return self
         from penstock.contrib.pages.http_server import HTML, JSON, PLAIN, TEXT, Server
 
@@ -95,14 +95,12 @@ class Watching:
 
     def health(self) -> str:
         """Return one line if the engine is healthy, without blocking. Raise StateError after a failed step."""
-        assert self._metrics is not None
         return f"ok, step {self._metrics.checked_step()}\n"
 
     def live(self) -> dict[str, Any]:
         """Return a consistent snapshot of the values that the live page shows."""
         from penstock.contrib.pages.metrics import MetricsCollector
 
-        assert self._metrics is not None
         if not isinstance(self._metrics, MetricsCollector):  # of a replica, which takes no frames
             return {"title": self.title, "metrics": self._metrics.plain()}
         config = self._metrics.config
@@ -137,7 +135,6 @@ class Watching:
 
     def _write(self) -> None:
         assert self._path is not None
-        assert self._metrics is not None
         self._written_s = time.monotonic()
         with writing(self._path), open(self._path, "a", encoding="utf-8") as lines:
             lines.write(json.dumps({"time": time.time(), **self._metrics.plain()}, allow_nan=False) + "\n")

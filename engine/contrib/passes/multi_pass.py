@@ -31,7 +31,7 @@ from penstock.contrib.passes.pass_folder import PassFolder
 from penstock.contrib.passes.pass_memory import check_disk, num_passes
 from penstock.contrib.shares import WholeTables
 from penstock.contrib.shares.joined_deltas import JoinedDeltas
-from penstock.contrib.shares.joined_reports import joined_tables
+from penstock.contrib.shares.joined_reports import joined_counters, joined_tables
 from penstock.contrib.shares.mapped_rows import mapped_tables
 from penstock.contrib.shares.part_deltas import merged
 from penstock.io.delta_sink import is_stream, open_deltas
@@ -269,17 +269,14 @@ def _report(plain: Mapping[str, Any]) -> Report:
 
 def _joined(reports: Sequence[Report], seconds: float) -> Report:
     """Return the report of the first pass, with the tables of all and the time of the whole replay."""
-    first, notes = reports[0], list(reports[0].notes)
-    not_finite = sum(report.not_finite for report in reports)
-    first_not_finite = next((report.first_not_finite for report in reports if report.not_finite), "")
-    if not_finite > first.not_finite:
+    first, joined, notes = reports[0], joined_counters(reports), list(reports[0].notes)
+    if joined.not_finite > first.not_finite:
         of_first = not_finite_note(first.not_finite, first.first_not_finite)
-        notes = [*(note for note in notes if note != of_first), not_finite_note(not_finite, first_not_finite)]
+        of_all = not_finite_note(joined.not_finite, joined.first_not_finite)
+        notes = [*(note for note in notes if note != of_first), of_all]
     return replace(
-        first,
+        joined,
         notes=tuple(notes),
-        not_finite=not_finite,
-        first_not_finite=first_not_finite,
         seconds=seconds,
         rows_per_s=first.rows / seconds if seconds > 0 else 0.0,
         held_bytes=max(report.held_bytes for report in reports),

@@ -85,7 +85,8 @@ class Owner:
         """Create the engine anew: from the newest commit of a folder, or from the start."""
         options, share = self._options, self._share
         gate = {name: getattr(options, name) for name in ("num_required", "reduction", "threads")}
-        self._engine: Engine | None = None  # its memory is free before the next one takes some
+        for held in ("_engine", "_metrics", "_deltas"):  # their memory is free before the next ones take some
+            vars(self).pop(held, None)
         self._check_devices()
         if folder is None:
             engine = Engine(options.config, share=share, seed=self._seed, **gate)
@@ -116,7 +117,7 @@ class Owner:
         parts : of every reader the heads with their places, then of every reader the batch of this share
         flush : open the gate for the frames that it holds, at the end
         """
-        core, watch, done = self._core, self._current_engine.watch, Applied(error=self._error)
+        core, watch, done = self._core, self._engine.watch, Applied(error=self._error)
         context = Context(self._rates, self._counters)
         try:
             for place, frame in self._frames(parts):
@@ -141,8 +142,8 @@ class Owner:
 
     def write_part(self, folder: str, number: int, attempt: str) -> Commit:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
-        with self._current_engine.watch.timed("save"):
-            return self._current_engine.session.write_part(Folder(folder), number, attempt)
+        with self._engine.watch.timed("save"):
+            return self._engine.session.write_part(Folder(folder), number, attempt)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the numbers of this share after the last block."""
@@ -186,13 +187,8 @@ class Owner:
             )
 
     @property
-    def _current_engine(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
-    @property
     def _core(self) -> EngineCore:
-        return self._current_engine.core
+        return self._engine.core
 
     def _frames(self, parts: Sequence[Any]) -> Iterator[tuple[Place, Frame]]:
         readers = len(parts) // 2

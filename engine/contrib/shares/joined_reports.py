@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.core.sampling import IDS_PER_TABLE, MAX_TABLES, Moment
 from penstock.core.telemetry import MetricsSnapshot
-from penstock.model.stats import CacheReport, Counters, KeyReport, TableReport
+from penstock.model.stats import CacheReport, Counters, KeyReport, Report, TableReport
+
+Counted = TypeVar("Counted", Counters, Report)
 
 
 def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, TableReport]:
@@ -30,8 +32,8 @@ def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, Tab
     return joined
 
 
-def joined_counters(shares: Sequence[Counters]) -> Counters:
-    """Return the counters of all shares: each counts all frames and steps, and its own sums and rows."""
+def joined_counters(shares: Sequence[Counted]) -> Counted:
+    """Return the counters, or reports, of all shares: each counts all frames and steps, and its own sums and rows."""
     return replace(
         shares[0],
         held_bytes=sum(share.held_bytes for share in shares),

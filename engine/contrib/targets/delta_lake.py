@@ -21,8 +21,6 @@ from penstock.base.filesystem.state_files import parsed_json
 from penstock.contrib.connectors.table_versions import store_options
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import Library
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.row_table import row_schema, row_table
 from penstock.serving.followers.target import FollowedJob, Stored, TableRows, Target, failures
 from penstock.serving.followers.target_kinds import TargetKind
@@ -87,11 +85,11 @@ class DeltaLake(Target):
                 storage_options=store_options(self._uri) if table is None else None,
             )
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         schema = row_schema(new.job, pa.int64(), fixed=False)
         with self._writable():
             merge = self._compared(new.job, before).merge(
-                row_table(changes_of(deltas, new.job), schema, with_removed=True),
+                row_table(changes, schema, with_removed=True),
                 "kept.table = new.table AND kept.id = new.id",
                 source_alias="new",
                 target_alias="kept",

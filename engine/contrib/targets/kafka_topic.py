@@ -26,8 +26,6 @@ from penstock.contrib.connectors.kafka_client import (
     kafka_topic,
     silent,
 )
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.target import Stored, TableRows, Target
 from penstock.serving.followers.target_kinds import TargetKind
 
@@ -64,6 +62,8 @@ class _Mark(NamedTuple):
 class KafkaTopic(Target):
     """The topic of ``kafka://BROKERS/TOPIC``. It exists, and its ``cleanup.policy`` is compact."""
 
+    per_delta = True
+
     def __init__(self, uri: str) -> None:
         self._topic = kafka_topic(uri)
         super().__init__(self._topic.description)
@@ -83,13 +83,10 @@ class KafkaTopic(Target):
                 send(key, None)
             _send_rows(send, tables)
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        for delta in deltas:
-            after = Stored(new.job, delta.version)
-            self.compare(self._last_mark(), before)
-            with self._transaction(after) as send:
-                _send_rows(send, changes_of([delta], new.job))
-            before = after
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
+        self.compare(self._last_mark(), before)
+        with self._transaction(new) as send:
+            _send_rows(send, changes)
 
     def close(self) -> None:
         self._producer = None  # a new one with the same transactional.id ends its transaction

@@ -14,8 +14,6 @@ from penstock.base.errors import StateError
 from penstock.contrib.connectors.lance_versions import store_options
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import Library
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.row_table import row_schema, row_table
 from penstock.serving.followers.target import FollowedJob, Stored, TableRows, Target, failures
 from penstock.serving.followers.target_kinds import TargetKind
@@ -63,10 +61,9 @@ class LanceDataset(Target):
         self.compare(self._stored(dataset), before)
         self._overwrite(dataset, new, tables)
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         dataset = self._dataset()
         self.compare(self._stored(dataset), before)
-        changes = changes_of(deltas, new.job)
         fragments = [fragment.metadata for fragment in dataset.get_fragments()]
         if not fragments:
             self._overwrite(dataset, new, changes)

@@ -16,8 +16,6 @@ from typing import Any
 from penstock.base.errors import StateError, UsageError
 from penstock.io.error_tables import FILES, ErrorRow, ErrorTable
 from penstock.io.registry import Library
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.target import Stored, TableRows, Target, failures
 from penstock.serving.followers.target_kinds import TargetKind
 
@@ -89,9 +87,9 @@ class LmdbFile(Target):
 
         self._write(new, before, write)
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         def write(env: Any, txn: Any) -> None:
-            for rows in changes_of(deltas, new.job):
+            for rows in changes:
                 table = env.open_db(rows_name(rows.table), txn)
                 _put(txn, table, rows)
                 for key in _keys(rows.removed):

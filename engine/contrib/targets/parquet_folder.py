@@ -21,8 +21,7 @@ from penstock.base.errors import StateError
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import read_json
 from penstock.io.table_files import TablesWriter, table_path
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of, merged
+from penstock.serving.followers.changes import merged
 from penstock.serving.followers.row_table import blocks_of
 from penstock.serving.followers.target import FILE_ERRORS, Stored, TableRows, Target, locked
 from penstock.serving.followers.target_kinds import TargetKind
@@ -65,11 +64,11 @@ class ParquetFolder(Target):
         with self._compared(before):
             self._write(new, {rows.table: rows for rows in tables})
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         with self._compared(before):
             tables = dict(self._read(new))
-            for changes in changes_of(deltas, new.job):
-                tables[changes.table] = merged(tables[changes.table], changes)
+            for rows in changes:
+                tables[rows.table] = merged(tables[rows.table], rows)
             self._write(new, tables)
 
     def close(self) -> None:

@@ -19,8 +19,6 @@ import penstock.base.forks as forks
 from penstock.base.errors import PenstockError, StateError, TargetError, UsageError, short
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import read_json
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.row_table import blocks_of, row_schema, row_table
 from penstock.serving.followers.target import (
     FILE_ERRORS,
@@ -56,6 +54,8 @@ class PythonFunction(Target):
     An exception of the function is a failure of the target: the call is repeated.
     """
 
+    per_delta = True
+
     def __init__(self, name: str, state: str | os.PathLike[str]) -> None:
         super().__init__(name)
         self._function, self._state = _load(name), Path(state)
@@ -81,11 +81,10 @@ class PythonFunction(Target):
                     self._call(_batch([part], new.job), step)
             self._keep(new)
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         with self._compared(before):
-            for delta in deltas:
-                self._call(_batch(changes_of([delta], new.job), new.job), delta.version.step)
-                self._keep(Stored(new.job, delta.version))
+            self._call(_batch(changes, new.job), new.version.step)
+            self._keep(new)
 
     @contextmanager
     def _compared(self, before: Stored | None) -> Iterator[None]:

@@ -27,8 +27,6 @@ from penstock.io.error_tables import (
     text_of,
 )
 from penstock.io.registry import Library, match_uri
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.target import Stored, TableRows, Target, failures
 from penstock.serving.followers.target_kinds import TargetKind
 
@@ -235,9 +233,9 @@ class RedisHashes(Target):
                 self._client.unlink(*filled)
             raise
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         def write(pipe: Any) -> None:
-            for rows in changes_of(deltas, new.job):
+            for rows in changes:
                 _set(pipe, rows_key(rows.table), rows)
                 for first in range(0, len(rows.removed), FIELDS):
                     pipe.hdel(rows_key(rows.table), *map(str, rows.removed[first : first + FIELDS].tolist()))

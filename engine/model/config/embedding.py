@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,13 +20,14 @@ from penstock.base.errors import ConfigError
 from penstock.model.config import text_format
 from penstock.model.config.build import build_tables, write_settings
 from penstock.model.config.build_features import Strategy, build_features
-from penstock.model.config.engine_config_pb2 import EngineConfig
+from penstock.model.config.engine_config_pb2 import DynamicSettings, EngineConfig, GateSettings
 from penstock.model.config.features import FeatureConfig
+from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.model.config.lint import lint
 from penstock.model.config.lint.findings import Finding, near
 from penstock.model.config.lint.proto_rules import validate
 from penstock.model.config.lint.source_text import Scan
-from penstock.model.config.proto_views import MessageView, TableMessage, table_messages
+from penstock.model.config.proto_views import TableMessage, table_messages
 from penstock.model.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
 from penstock.model.config.tables import TableConfig
 from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
@@ -34,7 +36,7 @@ from penstock.model.updates import Optimizer
 Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 
 
-class EmbeddingConfig(MessageView):
+class EmbeddingConfig:
     """An immutable configuration. Create one with ``load``, ``from_proto``, ``from_features`` or ``from_tables``.
 
     Parameters
@@ -61,7 +63,7 @@ class EmbeddingConfig(MessageView):
 
     def __init__(self, message: EngineConfig, part: PythonPart | None = None, scan: Scan | None = None) -> None:
         """Copy ``message`` without checking it."""
-        super().__init__(message)
+        self._message = deepcopy(message)
         self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
         self._scan = scan
         self._is_valid = False  # not checked yet
@@ -350,9 +352,7 @@ class EmbeddingConfig(MessageView):
                 "message cannot hold; use to_engine_proto, or save, which writes an EngineConfig"
             )
         self._refuse_programs()
-        copy = TPUEmbeddingConfiguration()
-        copy.CopyFrom(self._message.tpu_embedding_configuration)
-        return copy
+        return deepcopy(self._message.tpu_embedding_configuration)
 
     def to_engine_proto(self) -> EngineConfig:
         """Return the whole message. Python functions (schedules, initializers, programs) are not part of a message.
@@ -373,9 +373,7 @@ class EmbeddingConfig(MessageView):
         row_wise_adagrad {
         }
         """
-        copy = EngineConfig()
-        copy.CopyFrom(self._message)
-        return copy
+        return deepcopy(self._message)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the configuration atomically: as TensorFlow's message if that can hold it, else as an EngineConfig.
@@ -445,6 +443,73 @@ class EmbeddingConfig(MessageView):
                 f"table '{min(self._part.programs)}': its program is a Python function, which no message can hold; "
                 "keep the code that builds this configuration instead"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickle and copy without cached properties, some of which cannot be pickled."""
+        kinds = {name: kind for cls in type(self).__mro__ for name, kind in vars(cls).items()}
+        return {name: value for name, value in vars(self).items() if not isinstance(kinds.get(name), cached_property)}
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables by id; works whatever their optimizers are."""
+        return tuple(table.name for table in self._tables)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
+        """name -> (vocabulary_size, dim); works whatever the optimizers are."""
+        return MappingProxyType({table.name: (table.vocabulary_size, table.dimension) for table in self._tables})
+
+    @cached_property
+    def id_ranges(self) -> Mapping[str, tuple[int, int]]:
+        """name -> (vocabulary_size, dim), with ANY_INT64 or ANY_UINT64 for the keys of a dynamic table."""
+        ranges = dict(self.sizes)
+        for settings in self._message.table:
+            if settings.HasField("dynamic") and settings.name in ranges:
+                is_unsigned = settings.dynamic.key_type == DynamicSettings.UINT64
+                ranges[settings.name] = ANY_UINT64 if is_unsigned else ANY_INT64, ranges[settings.name][1]
+        return MappingProxyType(ranges)
+
+    @cached_property
+    def needs_time(self) -> bool:
+        """Whether the clock of a dynamic table is the time of the stream's rows."""
+        settings = [table.dynamic for table in self._message.table if table.HasField("dynamic")]
+        return any(dynamic.expire.clock == DynamicSettings.Expire.TIME for dynamic in settings)
+
+    @cached_property
+    def num_tags(self) -> int:
+        """The number of values that each step supplies: learning rates and step counters."""
+        return len({tag for table in table_messages(self._message) for tag in table.tags.values()})
+
+    @cached_property
+    def mode(self) -> str:
+        """ "UNSPECIFIED", "INFERENCE", "TRAINING" or "BACKWARD_PASS_ONLY"."""
+        return TPUEmbeddingConfiguration.Mode.Name(self._message.tpu_embedding_configuration.mode)
+
+    @property
+    def sharding_strategy(self) -> str:
+        """ "DIV" (contiguous ranges of ids) or "MOD" (id % shards)."""
+        strategy = self._message.tpu_embedding_configuration.sharding_strategy
+        return "MOD" if strategy == TPUEmbeddingConfiguration.MOD else "DIV"
+
+    @property
+    def gate_num_required(self) -> int | None:
+        """The number of frames that open the gate; None if the configuration does not specify it."""
+        gate = self._message.gate
+        return gate.num_required if gate.HasField("num_required") else None
+
+    @property
+    def gate_reduction(self) -> str | None:
+        """ "mean" or "sum"; None if the configuration does not specify it."""
+        return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Role → name of a stream's column, where it has another name than the role."""
+        return {column.role: column.name for column in self._message.columns}
+
+    @property
+    def _tables(self) -> Sequence[TPUEmbeddingConfiguration.TableDescriptor]:
+        return self._message.tpu_embedding_configuration.table_descriptor
 
     @property
     def schedules(self) -> Mapping[int, Callable[..., Any]]:

@@ -68,8 +68,6 @@ def check_memory(placed: Iterable[tuple[AnyMesh, int]]) -> None:
 
     Linux overcommits memory and kills the process when it runs out. An accelerator's allocator raises an error.
     """
-    if not hasattr(os, "sysconf"):
-        return
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     on_cpu = [(mesh, num_bytes) for mesh, num_bytes in placed if platform(mesh) == "cpu"]
     num_bytes = sum(num_bytes * len(mesh.local_devices) // mesh.size for mesh, num_bytes in on_cpu)

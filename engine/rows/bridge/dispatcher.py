@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Thread
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any
 
 import jax
@@ -76,14 +76,16 @@ class Arena:
 class Dispatch:
     """Work for the dispatching thread. error : what it raised, once it has ended
 
-    No Future and no Event: an interrupt of a thread that waits can leave their locks held. A SimpleQueue has none in
-    Python.
+    No Future and no Event: an interrupt of a thread that waits can leave their locks held. No SimpleQueue either: of
+    two threads that wait in its ``get(timeout)``, the one without the item may wait for ever, where its time is over
+    when it notices (CPython 3.11 computes a negative timeout, which means none).
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self._has_ended = work, False
         self.error: BaseException | None = None
-        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._running = Lock()
+        self._running.acquire()
 
     def run(self) -> None:
         try:
@@ -91,13 +93,13 @@ class Dispatch:
         except BaseException as error:
             self.error = error
         self._has_ended = True
-        self._wake.put(None)
+        self._running.release()
 
     def wait(self) -> None:
         """Block until the work has ended; several threads may wait."""
         while not self._has_ended:
-            with suppress(Empty):  # another thread has taken the item
-                self._wake.get(timeout=0.1)
+            if self._running.acquire(timeout=0.1):  # else it runs, or another thread has it, perhaps for ever
+                self._running.release()
 
     def result(self) -> None:
         """Block until the work has ended. Raises its error."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock.io.synthetic_ids import mixed
 from penstock.model.frames import Int64
 
 # Ranks order victims, smallest first: minus the number of the known next use, or the number of the last use less this.
@@ -221,7 +221,8 @@ class RowCache:
             if self._is_tolerant:
                 places = np.unique(places)  # a rank that a row left and got again is there twice
             if len(places) > count and (self._is_tolerant or not is_ordered):
-                places = places[np.lexsort((_mixed(self._row[places]), self._last[places]))]
+                # Of one last use, in an order that has nothing to do with the rows: as directories spread their keys.
+                places = places[np.lexsort((mixed(self._row[places].view(np.uint64)), self._last[places]))]
             chosen.append(places[:count])
             rest = places[count:]
             count -= len(chosen[-1])
@@ -262,11 +263,3 @@ class RowCache:
         self._ranks.clear()
         self._num_entries = self._ordered = 0
         self._enter(np.arange(self._num_filled), self._rank[: self._num_filled].copy())
-
-
-def _mixed(rows: Int64) -> NDArray[np.uint64]:
-    """Spread the bits of rows, as the directories of dynamic tables spread keys (SplitMix64's finalizer)."""
-    x = rows.view(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -56,8 +56,6 @@ class SharedFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = place("shared", path)
         make_folders(self.path)
-        if not self.path.is_dir():
-            raise UsageError(f"{path}: is not a folder")
         self._check_names()
         try:
             self._lock = lock(self.path)

@@ -25,12 +25,6 @@ from penstock.model.version import LookupResult, Version
 from penstock.serving.flight.connection import Connection
 from penstock.serving.flight.messages import DIMS, LOOKUP, decoded, encoded, received
 
-# The columns of requests, by the type of their ids.
-_SCHEMAS = {
-    kind: pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", kind)])
-    for kind in (pa.int64(), pa.uint64())
-}
-
 
 class LookupRequest:
     """The ids of one lookup, as a batch. Raises UsageError for anything but integer ids by table.
@@ -49,7 +43,7 @@ class LookupRequest:
         codes = np.repeat(np.arange(len(arrays), dtype=np.int32), list(self.counts.values()))
         tables, joined = pa.DictionaryArray.from_arrays(codes, _names(tuple(arrays))), pa.array(_joined(arrays))
         self.id_type = joined.type
-        self.batch = pa.RecordBatch.from_arrays([tables, joined], schema=_SCHEMAS[self.id_type])
+        self.batch = pa.RecordBatch.from_arrays([tables, joined], ["table", "ids"])
 
     def result(self, answer: flight.FlightStreamChunk, dims: Mapping[str, int], address: str) -> LookupResult:
         """Return the rows of the answer. Raises the error that it contains. dims : of the answers, by table"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -249,24 +250,23 @@ class Follower:
         return self._stored != stored
 
     def _apply(self, job: FollowedJob, deltas: list[Delta]) -> None:
-        assert self._stored is not None
-        before, new = self._stored, Stored(job, deltas[-1].version)
-        changes = changes_of(deltas, job)
-        self._attempt(new)
-        with self.target.failures():
-            self.target.apply(new, deltas, before)
-        self._note_stored(new)
-        self.progress.deltas += len(deltas)
-        self.progress.transactions += 1
-        self.progress.rows += sum(len(table.ids) for table in changes)
-        self.progress.removed += sum(len(table.removed) for table in changes)
-        report("applied", target=self.target.name, step=new.version.step, deltas=len(deltas))
+        for group in [[delta] for delta in deltas] if self.target.per_delta else [deltas]:
+            new = Stored(job, group[-1].version)
+            self._write(self.target.apply, new, changes_of(group, job))
+            self.progress.deltas += len(group)
+            report("applied", target=self.target.name, step=new.version.step, deltas=len(group))
 
-    def _attempt(self, new: Stored) -> None:
-        """Note what the next transaction leaves in the target."""
+    def _write(self, write: Callable[[Stored, list[TableRows], Any], None], new: Stored, rows: list[TableRows]) -> None:
+        """Run one transaction of the target. write : ``apply`` or ``replace`` of it"""
         if new.version.epoch not in self._epochs:  # the service was started again since: it is the newest
             self._epochs.append(new.version.epoch)
         self._tried = new
+        with self.target.failures():
+            write(new, rows, self._stored)
+        self._note_stored(new)
+        self.progress.transactions += 1
+        self.progress.rows += sum(len(table.ids) for table in rows)
+        self.progress.removed += sum(len(table.removed) for table in rows)
 
     def _fill(self, job: FollowedJob) -> None:
         """Fetch all tables, and replace those of the target by them."""
@@ -283,15 +283,9 @@ class Follower:
                 rows, version = self._at_one_version(job, tables)
             except DeltasGoneError:
                 return
-        new = Stored(job, version)
-        self._attempt(new)
-        with self.target.failures():
-            self.target.replace(new, rows, self._stored)
-        self._note_stored(new)
-        self.progress.transactions += 1
+        self._write(self.target.replace, Stored(job, version), rows)
         self.progress.full_copies += 1
         report("filled", target=self.target.name, step=version.step, tables=len(rows))
-        self.progress.rows += sum(len(table.ids) for table in rows)
 
     def _at_one_version(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:
         """Return the rows of all tables at one version: those that were fetched first are older than the others.

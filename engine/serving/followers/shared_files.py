@@ -27,8 +27,6 @@ from penstock.rows.shared.header import (
     unpacked,
 )
 from penstock.rows.shared.locks import boot_id, is_locked
-from penstock.serving.flight import Delta
-from penstock.serving.followers.changes import changes_of
 from penstock.serving.followers.row_table import blocks_of
 from penstock.serving.followers.target import FILE_ERRORS, FollowedJob, Stored, TableForm, TableRows, Target
 from penstock.serving.followers.target_kinds import TargetKind
@@ -67,12 +65,12 @@ class SharedFiles(Target):
         with self._transaction(before) as writer:
             self._fill(writer, new, tables)
 
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         with self._transaction(before) as writer:
             if not self._is_own():  # those of another follower stay, and are continued in files of the next generation
                 self._fill(writer, before, self._held())
             with writer.step(new.version, new.version.step):
-                for rows in changes_of(deltas, new.job):
+                for rows in changes:
                     if len(rows.removed):
                         writer.remove(rows.table, rows.removed)
                     writer.write(rows.table, rows.ids, rows.rows)

@@ -26,7 +26,7 @@ from penstock.io.error_tables import FILES, ErrorTable
 from penstock.model.frames import Array, Float32
 from penstock.model.version import Version
 from penstock.rows.initializers import InitialRows
-from penstock.serving.flight import Client, Delta
+from penstock.serving.flight import Client
 
 # The key and the number of the format of what targets store, and the key of versions that were never released.
 KEY, FORMAT, UNRELEASED_KEY = "penstock.target", 1, "format"
@@ -212,6 +212,8 @@ class Target(ABC):
     ----------
     connect_s : float
         How long an attempt to connect may take. A follower sets it to its patience, if that is shorter.
+    per_delta : bool
+        Whether each delta is a transaction; else consecutive ones are applied together.
 
     Notes
     -----
@@ -220,6 +222,7 @@ class Target(ABC):
     """
 
     connect_s = 5.0
+    per_delta = False
 
     def __init__(self, name: str) -> None:
         self.name = without_credentials(name)
@@ -259,15 +262,15 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        """Apply the deltas between two versions, in one transaction.
+    def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
+        """Apply the changes between two versions, in one transaction.
 
         Parameters
         ----------
         new : Stored
             What the target holds afterwards.
-        deltas : sequence of Delta
-            In order.
+        changes : sequence of TableRows
+            Of one or several deltas: each id once, with its last value.
         before : Stored
             What the target holds now.
 

@@ -130,14 +130,13 @@ class Streams:
         Raises UsageError and InputError.
         """
         name, now = request.contributor, self._now()
-        stream = Stream(name, self._first(request), notify, now.tally(name, request.stream))
+        stream = Stream(name, self._first(request), notify, now.tally(name, request.stream), replaced=replaced)
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
             snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
             for snapshot in (self._durable if self.is_durable else now, self._promised)
         )
         self._open.add(stream)
-        stream.replaced = replaced
         if name is not None:
             earlier = self._newest.get(name)
             if earlier is not None and not earlier.is_finished:

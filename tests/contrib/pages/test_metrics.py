@@ -2,7 +2,6 @@
 
 import argparse
 import http.client
-import math
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -28,8 +27,9 @@ from scrapes import (
 
 import penstock as ps
 from penstock.contrib.pages.http_server import PLAIN, TEXT, Server
-from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, quantile
+from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, metrics_of, plain
 from penstock.contrib.pages.monitoring import Watching
+from penstock.core.telemetry import MetricsSnapshot
 
 
 def test_a_scrape_counts_frames_during_a_run_and_equals_the_report_at_its_end():
@@ -221,9 +221,9 @@ def test_steps_are_timed_and_a_steady_state_compiles_nothing():
 
 
 def test_quantiles_are_values_that_occurred():
-    assert quantile([], 0.5) is math.nan
-    assert [quantile([1.0, 2.0, 3.0, 4.0], q) for q in (0.5, 0.9, 1.0)] == [2.0, 4.0, 4.0]
-    assert quantile([7.0], 0.01) == 7.0
+    for recent, values in (((), [None] * 3), ([4.0, 2.0, 3.0, 1.0], [2.0, 4.0, 4.0]), ([7.0], [7.0] * 3)):
+        shown = plain(metrics_of(MetricsSnapshot(tables={}, recent_s=recent)))["penstock_step_seconds"]
+        assert shown == dict(zip(("0.5", "0.9", "0.99"), values, strict=True))
 
 
 def test_names_of_others_cannot_break_the_format():

@@ -131,13 +131,12 @@ def test_a_fill_that_ends_at_any_moment_leaves_no_hash_that_stays(store, monkeyp
         assert all(0 < store.client.ttl(key) <= 600 for key in keys)
 
 
-def test_a_key_of_another_type_is_found_before_the_step_changes(store, monkeypatch):
-    monkeypatch.setattr(redis_hashes, "changes_of", lambda *_: [ROWS])
+def test_a_key_of_another_type_is_found_before_the_step_changes(store):
     target = open_target(store.target)
     target.replace(NEW, [ROWS], None)
     store.client.set("penstock:user", "text")
     with pytest.raises(UsageError, match=r"wrong kind of value; check the database in the URI$"), target.failures():
-        target.apply(Stored(JOB, ps.Version("a-0-2")), [], NEW)
+        target.apply(Stored(JOB, ps.Version("a-0-2")), [ROWS], NEW)
     target.close()
     assert (store.step(), store.client.get("penstock:user")) == (1, b"text")
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from itertools import count
 
 import jax
@@ -13,7 +14,7 @@ from limits import HANG_S, in_thread
 
 import penstock as ps
 from penstock.model.updates import UpdateRule
-from penstock.rows.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
+from penstock.rows.bridge.dispatcher import AHEAD, RING, Arena, Dispatch, Dispatcher
 from penstock.rows.bridge.sharding import Layout
 
 
@@ -183,3 +184,39 @@ def test_an_engine_that_is_interrupted_while_it_submits_a_step_is_usable_or_fail
     assert opcode > 20
     problem = "an earlier step failed half way (KeyboardInterrupt: ); make a new engine from saved tables"
     assert results == {problem}
+
+
+@pytest.mark.evidence
+def test_two_threads_that_wait_for_one_dispatch_return_also_if_they_notice_its_end_late():
+    """A step and a commit may wait for the same copy of rows.
+
+    One thread keeps the interpreter from both for longer than they wait at a time, at about the moment of its end. A
+    queue with a timeout let one of them wait for ever.
+    """
+
+    def keep_interpreter(is_over):
+        while not is_over.is_set():
+            end_s = time.perf_counter() + 0.15
+            while time.perf_counter() < end_s:
+                pass
+            time.sleep(0)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.3)
+    try:
+        for _ in range(60):
+            dispatch, is_over = Dispatch(lambda: None), threading.Event()
+            waiting = [threading.Thread(target=dispatch.wait, daemon=True) for _ in range(2)]
+            keeping = threading.Thread(target=keep_interpreter, args=(is_over,), daemon=True)
+            for thread in waiting:
+                thread.start()
+            time.sleep(0.09)
+            keeping.start()
+            dispatch.run()
+            for thread in waiting:
+                thread.join(HANG_S)
+            is_over.set()
+            keeping.join()
+            assert not any(thread.is_alive() for thread in waiting)
+    finally:
+        sys.setswitchinterval(before)

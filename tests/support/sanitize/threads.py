@@ -121,7 +121,7 @@ class Unlocked:
 def together(acc, broken: str | None, producers: list, takers: list) -> None:
     """Run all; close the accumulator when the producers are done."""
     if broken == "gate":
-        acc._gate._change = Unlocked(acc._gate)
+        acc._gate.change = Unlocked(acc._gate)
 
     def guarded(work, *args) -> None:
         with contextlib.suppress(Exception) if broken else contextlib.nullcontext():

@@ -17,16 +17,9 @@ from penstock.model.config.placement import read_placement
 from penstock.model.config.proto_views import TableMessage
 from penstock.model.config.tables import COMBINERS
 from penstock.model.frames import ROLES
-from penstock.model.updates import OPTIMIZERS, UserDefinedProgram
+from penstock.model.updates import OPTIMIZERS, Optimizer, UserDefinedProgram
+from penstock.model.updates.optimizer_class import POSITIVE
 
-# The update divides by the square root of these slots: a 0 turns a row with gradient 0 into NaN. FTRL solves for the
-# weight and accepts 0, which lint reports.
-DIVISORS = {
-    ("adagrad", "accumulators"),
-    ("bounded_adagrad", "accumulators"),
-    ("proximal_adagrad", "accumulators"),
-    ("row_wise_adagrad", "accumulators"),
-}
 SQUARES = {"accumulators", "velocities", "ms", "vs", "v", "updates"}
 
 
@@ -89,7 +82,11 @@ def _initializer(subject: Subject, settings: TableSettings) -> Iterator[Finding]
 
 
 def _slots(subject: Subject, settings: TableSettings, algorithm: str) -> Iterator[Finding]:
-    slots = OPTIMIZERS[algorithm].slot_names if algorithm in OPTIMIZERS else ()
+    kind = OPTIMIZERS.get(algorithm, Optimizer)
+    slots = kind.slot_names
+    # The update divides by the square root of such a first slot: a 0 turns a row with gradient 0 into NaN. FTRL solves
+    # for the weight and accepts 0, which lint reports.
+    divides = algorithm != "ftrl" and kind.limits.get(kind.first_slot_argument or "") == POSITIVE
     if algorithm == UserDefinedProgram.parameters_field:
         slots = tuple(f"Slot_{index}" for index in range(len(settings.slot)))
     seen: set[str] = set()
@@ -105,7 +102,7 @@ def _slots(subject: Subject, settings: TableSettings, algorithm: str) -> Iterato
             yield subject.finding("PS018", field, f"{algorithm} has no slot '{slot.name}'", near(slot.name, slots))
         elif not slot.HasField("initial_value"):
             continue
-        elif (algorithm, slot.name) in DIVISORS and start <= 0:
+        elif divides and slot.name == slots[0] and start <= 0:
             problem = f"initial_accumulator_value must be > 0, got {start}: the update divides by its root"
             yield subject.finding("PS018", field, problem, "use 0.1, TensorFlow's default")
         elif slot.name in SQUARES and start < 0:
