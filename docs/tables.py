@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import penstock as ps
+import penstock.io.decoding.bad_rows as bad_rows_file
+import penstock.io.delta_format as delta_format
+from penstock.base.events import EVENTS
 from penstock.bench.tpu.results_page import read_page
-from penstock.contrib.connectors.versioned_source import TableKind
-from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
-from penstock.io.partitions.partition_source import TopicKind
+from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
-from penstock.io.sources.source_kinds import SourceKind, source_kinds
+from penstock.io.sources.source_kinds import source_kinds
+from penstock.io.table_formats.tensor_names import OPTAX_NAMES, OTHER_NAMES
 from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
@@ -32,52 +34,90 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def sources(family: type[SourceKind], unit: str) -> str:
-    """Return the kinds of sources of a family."""
-    rows = [
-        (f"[`{kind.form}`]({kind.page})", kind.unit, _install_line(kind))
-        for kind in source_kinds()
-        if isinstance(kind, family)
-    ]
-    return table(("source", unit, "library"), rows)
-
-
-def all_sources() -> str:
+def sources() -> str:
     """Return all kinds of sources, with an example of each."""
-    rows = [(f"[{kind.title}]({kind.page})", f"`{kind.example}`", _install_line(kind)) for kind in source_kinds()]
-    return table(("gradients from", "for example", "library"), rows)
-
-
-def all_targets() -> str:
-    """Return all kinds of targets, with an example of each."""
     rows = [
-        (f"[{kind.title}]({kind.page})", f"`{kind.example}`", f"{kind.interval_s:g} s", _install_line(kind))
-        for kind in target_kinds()
+        (f"[{kind.title}]({kind.page})", f"`{kind.example}`", kind.unit, _install_line(kind)) for kind in source_kinds()
     ]
-    return table(("rows to", "for example", "every", "library"), rows)
+    return table(("gradients from", "for example", "counted by", "library"), rows)
 
 
 def targets() -> str:
-    """Return what the targets hold."""
-    rows = [(f"[`{kind.form}`]({kind.page})", kind.holds, kind.transaction) for kind in target_kinds()]
-    return table(("target", "what it holds", "a transaction"), rows)
+    """Return all kinds of targets, what they hold, and an example of each."""
+    rows = [
+        (
+            f"[{kind.title}]({kind.page})",
+            f"`{kind.example}`",
+            kind.holds,
+            kind.transaction,
+            f"{kind.interval_s:g} s",
+            _install_line(kind),
+        )
+        for kind in target_kinds()
+    ]
+    return table(("rows to", "for example", "holds", "a transaction", "every", "library"), rows)
 
 
-def errors(declared: ErrorTable) -> str:
-    """Return the errors of a connector, and what each of them leads to."""
-    rows = [(row.meaning, _end(row), row.advice or "–") for row in declared.rows]
-    return table(
-        ("error", "then", "what to do"), [*rows, ("any other one", "is retried, and logged as not listed", "–")]
-    )
+def connector_errors() -> str:
+    """Return the errors of all connectors, and what each of them leads to."""
+    shared = {"Object stores": (*OBJECT_STORES, UNREACHABLE), "Files": FILES}
+    users: dict[ErrorTable, list[tuple[str, str]]] = {}
+    for role, kinds in (("source", source_kinds()), ("target", target_kinds())):
+        for kind in kinds:
+            users.setdefault(kind.errors, []).append((kind.title, role))
+    sections = []
+    for declared, pairs in users.items():
+        taken = {title: rows for title, rows in shared.items() if set(rows) <= set(declared.rows)}
+        own = [row for row in declared.rows if not any(row in rows for rows in taken.values())]
+        more = " and ".join(f"[{title.lower()}](#{_anchor(title)})" for title in taken)
+        titles, roles = (", ".join(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+        parts = [f"## {titles[0].upper()}{titles[1:]} ({roles})"]
+        parts += [_rows(own)] if own else []
+        parts += [f"{'In addition, those' if own else 'Those'} of {more}."] if more else []
+        sections.append("\n\n".join(parts))
+    sections += [f"## {title}\n\n{_rows(rows)}" for title, rows in shared.items()]
+    return "\n" + "\n\n".join(sections) + "\n"
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def _rows(errors: Sequence[ErrorRow]) -> str:
+    return table(("error", "then", "what to do"), [(row.meaning, _end(row), row.advice or "–") for row in errors])
 
 
 def _end(row: ErrorRow) -> str:
     return "is retried" if row.code is None else f"ends with {row.code}"
 
 
-def pages(kinds: Sequence[UriKind], folder: str) -> str:
-    """Return the entries of the pages of sources or targets in the navigation of mkdocs.yml."""
-    return "\n".join(f"          - {kind.page}" for kind in kinds if kind.page.startswith(f"{folder}/"))
+def slots() -> str:
+    """Return the names that other libraries give to the slots of optimizers."""
+    rows = []
+    for optimizer in sorted({*OTHER_NAMES, *OPTAX_NAMES}):
+        others, optax = OTHER_NAMES.get(optimizer, {}), OPTAX_NAMES.get(optimizer, {})
+        for slot in {**others, **optax}:
+            names = ", ".join(f"`{name}`" for name in others.get(slot, ()))
+            rows.append((optimizer, f"`{slot}`", names, f"`{optax[slot]}`" if slot in optax else ""))
+    return table(("optimizer", "slot", "elsewhere", "in optax"), rows)
+
+
+def events() -> str:
+    """Return the events of logs, by level and meaning."""
+    rows = [(f"`{name}`", logging.getLevelName(level).lower(), meaning) for name, (level, meaning) in EVENTS.items()]
+    return table(("event", "level", "when"), rows)
+
+
+def bad_rows() -> str:
+    """Return the columns of a file of bad rows."""
+    rows = [(f"`{name}`", str(kind), meaning) for name, kind, meaning in bad_rows_file.COLUMNS]
+    return table(("column", "type", ""), rows)
+
+
+def deltas() -> str:
+    """Return the columns of deltas."""
+    rows = [(f"`{name}`", kind, condition, meaning) for name, kind, condition, meaning in delta_format.COLUMNS]
+    return table(("column", "type", "with", ""), rows)
 
 
 def _install_line(kind: UriKind) -> str:
@@ -165,22 +205,17 @@ def metrics() -> str:
 
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "streaming.md": {"sources": all_sources, "targets": all_targets},
-    "brokers.md": {"sources": lambda: sources(TopicKind, "the number of a frame")},
-    "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
-    "follow.md": {"targets": targets},
+    "deltas.md": {"columns": deltas},
+    "formats.md": {"bad rows": bad_rows},
+    "import.md": {"slots": slots},
+    "sources.md": {"sources": sources},
+    "targets.md": {"targets": targets},
+    "reference/events.md": {"events": events},
+    "reference/connector_errors.md": {"errors": connector_errors},
+    "reference/metrics.md": {"metrics": metrics},
     "reliability.md": {"faults": faults},
     "devices.md": {"steps": tpu_steps},
-    "cli.md": {"errors": lambda: errors(OBJECT_STORE_ERRORS)},
-    "reference/metrics.md": {"metrics": metrics},
-    "../mkdocs.yml": {
-        "sources": lambda: pages(source_kinds(), "sources"),
-        "targets": lambda: pages(target_kinds(), "targets"),
-    },
 }
-
-for _kind in (*source_kinds(), *target_kinds()):
-    TABLES.setdefault(_kind.page, {})["errors"] = partial(errors, _kind.errors)
 
 
 def current(page: str) -> str:
@@ -189,9 +224,8 @@ def current(page: str) -> str:
     for name, create in TABLES[page].items():
         begin, end = (f"<!-- docs/tables.py {name}: {side} -->" for side in ("begin", "end"))
         before, _, rest = text.partition(f"{begin}\n")
-        old, _, after = rest.partition(end)
-        indent = old[old.rfind("\n") + 1 :]  # of the end's line, where it is a comment of YAML
-        text = f"{before}{begin}\n{create()}\n{indent}{end}{after}"
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{create()}\n{end}{after}"
     return text
 
 

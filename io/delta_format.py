@@ -1,4 +1,4 @@
-"""Deltas as Arrow: their columns, their checksum, and how they are split into batches. See docs/deltas.md.
+"""Deltas as Arrow: their columns, their checksum, and how they are split into batches. docs/deltas.md, formats.md.
 
 Opens and writes no file (``delta_sink`` does), and receives the form of every table as an argument.
 """
@@ -67,6 +67,36 @@ class Piece(NamedTuple):
     ids: Int64
     values: Mapping[str, Float32]
     keys: KeyChanges | None = None
+
+
+# Column, its type, when a stream has it, and what it has (docs/deltas.md). The slots follow ``row``, by name.
+COLUMNS = (
+    ("table", "dictionary of utf8", "", "in the configuration's order"),
+    ("step", "int64", "", "the delta's number: the global step after which the row has these values"),
+    ("id", "int64", "", "uint64 if a dynamic table has such keys; ascending within step and table"),
+    ("row", "list of float32", "", "the weights, bit for bit what `engine.lookup` returns at that step"),
+    (
+        "op",
+        "dictionary of utf8",
+        "`op=True`, or a table is [dynamic](dynamic.md)",
+        "`upsert`, or `delete` with a null row",
+    ),
+    (
+        "clock",
+        "int64",
+        "a table is dynamic",
+        "the clock of the row's table at the end of the delta; null of other tables",
+    ),
+    (
+        "last",
+        "int64",
+        "`last=True`, `--delta-last`",
+        "the clock when the key occurred last; null in deletes and of other tables",
+    ),
+    ("parent", "int64", "`numbered=True`, always in a file", "the number of the previous delta"),
+    ("checksum", "uint32", "the same", "[of the delta's rows](formats.md#deltas) up to the end of this batch"),
+    ("rows_left", "int64", "the same", "number of rows of the delta in later batches; 0 in its last batch"),
+)
 
 
 class DeltaForm:

@@ -5,7 +5,6 @@ Every retry of a connector goes through ``Patience``: libraries are set to retry
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -36,7 +35,7 @@ class Patience:
     def good(self) -> None:
         """Record a success."""
         if self._first is not None:
-            report(logging.INFO, "reachable_again", after=self._first)
+            report("reachable_again", after=self._first)
         self._since_s, self._pause_s = math.inf, _FIRST_PAUSE_S
         self._reported_s = -math.inf
         self._first = None
@@ -81,7 +80,7 @@ class Patience:
 
     def _report(self, error: PenstockError, retried_s: float) -> None:
         limit = "no limit" if self._patience_s == math.inf else f"{self._patience_s:g} s"
-        report(logging.WARNING, "retrying", error=str(error), retried_s=round(retried_s), patience=limit)
+        report("retrying", error=str(error), retried_s=round(retried_s), patience=limit)
 
     def explained(self, error: PenstockError) -> PenstockError:
         """Return an error together with the first one since the last success, which says why the service is gone."""

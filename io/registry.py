@@ -1,6 +1,6 @@
 """What sources and targets that a URI names declare: one object each, in its module.
 
-Help, errors, the tables of the docs and their navigation derive from these objects (docs/tables.py, CONTRIBUTING.md).
+Help, errors and the tables of the docs derive from these objects (docs/tables.py, CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class UriKind:
     errors : what the errors of its library mean
     library : that it needs, besides pyarrow
     schemes : the beginnings of such URIs; (): that of the form
-    page : below docs/; "": in ``folder``, named like the scheme
     """
 
     title: str
@@ -52,13 +51,16 @@ class UriKind:
     errors: ErrorTable
     library: Library | None = None
     schemes: tuple[str, ...] = ()
-    page: str = ""
-    folder: ClassVar[str]
+    docs_page: ClassVar[str]
 
     def __post_init__(self) -> None:
         name, mark = re.findall("(.*?)(:/*)", self.form)[0]
         object.__setattr__(self, "schemes", self.schemes or (name + mark,))
-        object.__setattr__(self, "page", self.page or f"{self.folder}/{name}.md")
+
+    @property
+    def page(self) -> str:
+        """The section of its title, below docs/."""
+        return f"{self.docs_page}#{self.title.lower().replace(' ', '-')}"
 
     def load(self, submodule: str = "") -> Any:
         """Import the library. Raises UsageError if it is not installed."""

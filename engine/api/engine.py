@@ -163,7 +163,7 @@ class Engine(TableAccess):
 
     @property
     def reads(self) -> LiveReads:
-        """Lookups of tables on the host that wait for no step; from the first use on, steps count what they write.
+        """Lookups of tables on the host that wait for no step; from the first use on, steps mark what they write.
 
         Examples
         --------
@@ -215,7 +215,7 @@ class Engine(TableAccess):
         source : object
             A path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
             polars LazyFrame, a binary file, an iterator of record batches, or a list of sources; also a topic
-            (docs/brokers.md) or a table with versions (docs/lakehouse.md).
+            or a table with versions (docs/sources.md).
         {options}
 
         Returns
@@ -284,7 +284,17 @@ class Engine(TableAccess):
 
         Notes
         -----
-        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. ``close`` of the reader,
+        which is pyarrow's, has no effect.
+
+        Steps of other threads between two requests are in the next delta, which describes a single moment: if another
+        thread steps while a delta of several batches is returned, the rest of it is read into memory first. At the end,
+        what other threads changed during the last delta is one more delta; later changes are in none, and not
+        committed. Rows that ``load_parameters`` and ``read_tables`` set are in the next delta or, if no step follows,
+        in a final one, whose number equals its parent's.
+
+        ``save`` in the middle of a stage saves state whose latest deltas may not have been delivered; of numbered
+        deltas, the first ``parent`` after a restart shows it.
 
         Examples
         --------

@@ -1,1 +1,1 @@
-"""Checkpoints: tables, slots, gate and position in one atomic commit. docs/checkpoints.md describes the format."""
+"""Checkpoints: tables, slots, gate and position in one atomic commit. docs/formats.md describes the format."""

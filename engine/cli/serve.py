@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import signal
 import ssl
@@ -170,7 +169,6 @@ def run(args: argparse.Namespace, out: Output) -> None:
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     if rates.missing:
         report(
-            logging.WARNING,
             "learning_rate_missing",
             tags=list(rates.missing),
             advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
@@ -245,13 +243,13 @@ class Access:
         try:
             tokens, tls = self._read()
         except (UsageError, ConfigError) as error:
-            report(logging.WARNING, "reload_failed", error=f"{error}; tokens and certificate stay those before")
+            report("reload_failed", error=f"{error}; tokens and certificate stay those before")
             return
         has_new_tls = service.renew(tokens, tls)
         self.tokens, self.tls = tokens, tls
         if self.pages is not None and self.pages.tls is not None and has_new_tls:
             self.pages.tls.load_cert_chain(self._args.tls_cert, self._args.tls_key)
-        report(logging.INFO, "reloaded", tokens=len(tokens), new_certificate=has_new_tls)
+        report("reloaded", tokens=len(tokens), new_certificate=has_new_tls)
         with suppress(OSError):  # a terminal that was closed sends the signal too
             certificate = ", a new certificate" if has_new_tls else ""
             out.say(f"reloaded  {several(len(tokens), 'token')}{certificate}", flush=True)
@@ -325,7 +323,7 @@ class RoundWaits:
         times = int(seconds // SAY_EVERY_S)
         if times and self._said != (step, times):
             self._said = step, times
-            report(logging.WARNING, "round_waits", step=step, workers=workers, seconds=int(seconds))
+            report("round_waits", step=step, workers=workers, seconds=int(seconds))
         if self._timeout_s is None or seconds < self._timeout_s:
             return
         if not self._skips:

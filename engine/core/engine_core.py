@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -537,7 +536,7 @@ class EngineCore:
         num_rows, table, key = result
         if not counters.not_finite:
             counters.first_not_finite = f"table '{table}', id {key}"
-            report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)
+            report("not_finite", table=table, id=key, global_step=self.global_step)
         counters.not_finite += num_rows
 
     def _step(self, rates: tuple[float, ...], pushed: Pushed) -> None:

@@ -8,7 +8,6 @@ of its worker before it alone, and is known when it arrives.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -104,7 +103,7 @@ class Rounds:
         """Warn once of a frame of a step that has one of the same worker already."""
         if not self._warned:
             self._warned = True
-            report(logging.WARNING, "second_frame", contributor=frame.contributor, step=frame.local_step, expected=turn)
+            report("second_frame", contributor=frame.contributor, step=frame.local_step, expected=turn)
 
     def _note(self, worker: int, turn: int, frame: Frame) -> None:
         self.names.see(frame.contributor)

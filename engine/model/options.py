@@ -152,7 +152,7 @@ class OneReaderOptions(Options):
         "read topics and tables with versions on, beyond their current end, until a signal",
         False,
         ONE_ENGINE,
-        Flag(pages=("brokers.md#replay-a-topic", "lakehouse.md")),
+        Flag(pages=("sources.md#replay-a-topic",)),
     )
     patience: float = option(
         "seconds to retry while a broker, or the server of a table, is gone",

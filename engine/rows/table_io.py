@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -100,7 +99,7 @@ def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Pa
             keys, stream = (None, tables.whole_table(name).stream) if dynamic is None else dynamic.sorted()
             writer.write(name, columns, _blocks(stream, len(columns)), keys)
     for name, (num_rows, first) in writer.not_finite.items():
-        report(logging.WARNING, "wrote_not_finite", table=name, rows=num_rows, id=first)
+        report("wrote_not_finite", table=name, rows=num_rows, id=first)
     if processes is not None:
         processes.agree("the end of write_tables")
     return writer.written

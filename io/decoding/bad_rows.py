@@ -15,21 +15,24 @@ from penstock.io.decoding.source_batch import BadRows, SourceBatch
 from penstock.io.sources.batch import arrow_errors
 
 MARK = b"penstock.quarantine"
-# No column is called ``step``: a repaired row is applied in the run that reads it, and is never stale.
-SCHEMA = pa.schema(
-    [
-        ("source", pa.utf8()),
-        ("batch", pa.int64()),
-        ("row_index", pa.int64()),
-        ("table", pa.utf8()),
-        ("id", pa.int64()),
-        ("id_text", pa.utf8()),
-        ("origin_step", pa.int64()),
-        ("reason", pa.utf8()),
-        ("gradient", pa.list_(pa.float32())),
-    ],
-    metadata={MARK: b"1"},
+# Column, its type, and what it has (docs/formats.md). None is called ``step``: a repaired row is applied in the run
+# that reads it, and is never stale.
+COLUMNS = (
+    ("source", pa.utf8(), "as in error messages"),
+    ("batch", pa.int64(), "record batch in the source, from 0; null for a source without record batches (Parquet)"),
+    ("row_index", pa.int64(), "row in that batch (for Parquet, in the file), from 0"),
+    ("table", pa.utf8(), "as in the source, even if no table has that name; null where it was null"),
+    ("id", pa.int64(), "as in the source; null where it was null or does not fit int64"),
+    ("id_text", pa.utf8(), "an id that does not fit int64 (of a uint64 column), in decimal; else null"),
+    ("origin_step", pa.int64(), "the frame's step; null where the source has no `step`"),
+    ("reason", pa.utf8(), f"one of {', '.join(f'`{reason}`' for reason in REASONS if reason)}"),
+    (
+        "gradient",
+        pa.list_(pa.float32()),
+        "as in the source: any length, nulls, NaN; float64 values are converted: 1e300 becomes infinite",
+    ),
 )
+SCHEMA = pa.schema([(name, kind) for name, kind, _ in COLUMNS], metadata={MARK: b"1"})
 _ROWS_AT_ONCE = 1 << 12  # so that the values of one block fit 32-bit offsets
 
 

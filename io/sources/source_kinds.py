@@ -22,7 +22,7 @@ class SourceKind(UriKind, ABC):
     """
 
     unit: str
-    folder = "sources"
+    docs_page = "sources.md"
     read_once: ClassVar[str | None] = None
     grows: ClassVar[bool] = False
 

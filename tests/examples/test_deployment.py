@@ -1,4 +1,4 @@
-"""The systemd units and the container file of examples/: their command lines run, and end as a manager ends them."""
+"""The units, the container file and the manifest of examples/: their commands run, and end as a manager ends them."""
 
 import configparser
 import json
@@ -117,3 +117,19 @@ def test_the_command_of_the_container_serves_and_its_health_check_passes(tmp_pat
         serving.kill()
         serving.communicate()
     assert (tmp_path / "state" / "checkpoint").is_dir()
+
+
+def test_the_manifest_for_kubernetes_fits_the_container():
+    """Where the image reads and writes, something is mounted, and the probe is its health check."""
+    text = (EXAMPLES / "penstock.yaml").read_text()
+    lines = dict(instructions())
+    (probe,) = re.findall(r"exec: \{command: (\[.*?\])\}", text)
+    assert json.loads(probe) == json.loads(lines["HEALTHCHECK"].removeprefix("CMD"))
+    mounted = set(re.findall(r"mountPath: ([\w/]+)", text))
+    used = {os.path.dirname(word) for word in json.loads(lines["CMD"]) if word.startswith("/")}
+    assert used == mounted
+    ports = set(re.findall(r"port: (\d+)", text)) | set(re.findall(r"containerPort: (\d+)", text))
+    assert ports == set(lines["EXPOSE"].split())
+    names = re.findall(r"- \{name: (\w+), mountPath", text)
+    volumes = re.findall(r"- \{name: (\w+), (?:configMap|secret):|- metadata: \{name: (\w+)\}", text)
+    assert set(names) == {name for pair in volumes for name in pair if name}

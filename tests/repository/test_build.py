@@ -44,7 +44,7 @@ def test_the_page_of_a_package_index_links_to_the_site_and_the_source(setup_argu
     links = re.findall(r"\]\(([^)]*)\)", setup_arguments["long_description"])
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     site = f"{urls['Documentation']}/{penstock.__version__}"
-    pages = ("pictures/gradient.svg", "explanation/determinism/", "tutorials/", "")
+    pages = ("pictures/gradient.svg", "explanation/determinism/", "get_started/", "")
     assert {f"{site}/{page}" for page in pages} <= {*links}
     assert f"{urls['Source']}/ARCHITECTURE.md" in links
     assert [link for link in links if not link.startswith("https://") or ".md/" in link or "//" in link[8:]] == []

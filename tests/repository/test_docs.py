@@ -50,23 +50,28 @@ SETUP_CODE = {
         serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
         ps.Engine(engine.config).save("run1")
     """,
-    "docs/stages.md": """
+    "docs/bad_rows.md": """
         engine.config.save("tables.pbtxt")
-        os.mkdir("gradients")
-        pa.parquet.write_table(pa.Table.from_batches(batches), "gradients/0.parquet")
+        for name, id in (("monday", 9), ("repaired", 8)):  # 9 is outside the table
+            with pa.ipc.new_stream(f"{name}.arrows", schema) as writer:
+                writer.write_batch(batch.set_column(0, "id", pa.array([1, id])))
     """,
-    "docs/log.md": "",
 }
+# Pages whose commands run between their blocks of Python. A test below parses those of other pages.
+RUN_COMMANDS = ("docs/get_started", "docs/bad_rows", "docs/placement", "docs/readers", "docs/tutorials/")
 # Page → the library that its Python needs.
-LIBRARIES = dict.fromkeys(["docs/torch.md", "docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
+LIBRARIES = dict.fromkeys(["docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
 GENERATED = loaded("docs/hooks.py").GENERATED
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
-COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|(connect|store)\(\"grpc)")
+COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|(connect|store)\(\"grpc)")
 
 
 def blocks(page, language):
     matches = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return [re.sub(r"\\\n +", "", block) for block in matches] if language == "console" else matches
+
+
+CODE_PAGES = [page for page in PAGES if page.startswith("docs/") and (blocks(page, "python") or page in SETUP_CODE)]
 
 
 def run_python(page, service=None, language="python", **namespace):
@@ -101,7 +106,7 @@ def test_the_diagrams_are_those_that_their_script_draws():
     assert {path.name: path.read_text() for path in pictures.FOLDER.iterdir()} == drawn, "run: python docs/pictures.py"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
+@pytest.mark.parametrize("page", CODE_PAGES)
 def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     if page in LIBRARIES:
         pytest.importorskip(LIBRARIES[page])
@@ -109,8 +114,7 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, cap
     namespace = {}
     for code in (LOG, SETUP_CODE[page]) if page in SETUP_CODE else ():
         exec(textwrap.dedent(code), namespace)
-    # The commands of these pages run between their blocks of Python. A test below parses those of other pages.
-    languages = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
+    languages = "python|console" if page.startswith(RUN_COMMANDS) else "python"
     for language, block in re.findall(rf"```({languages})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         if language == "console":
             printed = run_commands(block, capsys).splitlines()

@@ -5,7 +5,11 @@ import re
 import pytest
 from scripts import loaded
 
+from penstock.base.events import EVENTS
+from penstock.io.delta_format import COLUMNS, DeltaForm, Shape
+from penstock.io.sources.source_kinds import source_kinds
 from penstock.model.updates import OPTIMIZERS
+from penstock.serving.followers.target_kinds import target_kinds
 
 tables = loaded("docs/tables.py")
 
@@ -13,6 +17,23 @@ tables = loaded("docs/tables.py")
 @pytest.mark.parametrize("page", tables.TABLES)
 def test_generated_tables_are_up_to_date(page):
     assert tables.current(page) == (tables.DOCS / page).read_text(), "run: python docs/tables.py"
+
+
+def test_every_source_and_target_has_its_section():
+    for kind in (*source_kinds(), *target_kinds()):
+        page, _, anchor = kind.page.partition("#")
+        headings = re.findall("^## (.*)$", (tables.DOCS / page).read_text(), re.MULTILINE)
+        assert anchor in [heading.lower().replace(" ", "-") for heading in headings], kind.title
+
+
+def test_the_listed_columns_are_those_of_a_stream_of_deltas():
+    form = DeltaForm({"user": Shape(2, {"momenta": 2})}, op=True, numbered=True, dynamic=True, last=True)
+    assert form.schema.names == [name for name, *_ in COLUMNS]
+
+
+def test_the_listed_events_are_those_that_the_code_logs():
+    code = "".join(path.read_text() for name in ("engine", "io") for path in (tables.DOCS.parent / name).rglob("*.py"))
+    assert set(re.findall(r"(?:\breport\(|FrequentEvent\()\s*\"(\w+)\"", code)) == set(EVENTS)
 
 
 def test_every_optimizer_is_described_on_its_page():

@@ -60,7 +60,7 @@ def test_the_reference_shows_keywords_types_links_and_examples_of_every_name(bui
     assert "contribution_rows (int | str | None, default: None ) – a frame is N rows" in words
     assert "reduction (&#39;mean&#39; or &#39;sum&#39; or None, default: None )" in words
     assert 'id="penstock.Engine.retrieve_parameters"' in pages["engine"]
-    assert 'href="../../brokers/">brokers<' in pages["engine"]
+    assert 'href="../../sources/">sources<' in pages["engine"]
     assert "save_own_variables" not in pages["functional"]
     assert text.count("&gt;&gt;&gt; ") > 500
 

@@ -9,9 +9,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def block(page, language):
-    """The code of a language on a page of docs/, which has one block of it."""
-    (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+def block(page, language, heading=""):
+    """The code of a language on a page of docs/, or below a heading of it, where one block of it is."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    if heading:
+        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return code
 
 

@@ -20,7 +20,6 @@ class FlightKind(SourceKind):
 
 SOURCE = FlightKind(
     title="Arrow Flight",
-    page="serve.md",
     form="grpc://HOST:PORT/PATH",
     schemes=("grpc://", "grpc+tcp://", "grpc+tls://"),
     example="grpc://127.0.0.1:8815/gradients",

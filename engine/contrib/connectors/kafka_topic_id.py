@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Any
@@ -57,5 +56,5 @@ class TopicId:
         if num_partitions > self._num_partitions:
             hint = "restart to read the others"
             fields = {"topic": self._topic.description, "partitions": num_partitions, "read": self._num_partitions}
-            report(logging.WARNING, "topic_has_grown", **fields, hint=hint)
+            report("topic_has_grown", **fields, hint=hint)
             self._num_partitions = num_partitions

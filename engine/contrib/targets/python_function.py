@@ -33,7 +33,6 @@ from penstock.serving.followers.target_kinds import TargetKind
 
 TARGET = TargetKind(
     title="A Python function",
-    page="targets/function.md",
     form="module:function",
     needs_state=True,
     example="cache:update",

@@ -43,7 +43,7 @@ def _names(error: BaseException) -> Iterator[str]:
 
 
 _CLUSTER = "give a server without cluster mode: a transaction has keys of several slots, which a cluster refuses"
-_RIGHTS = "docs/targets/redis.md lists the commands and keys that the user needs"
+_RIGHTS = "docs/targets.md lists the commands and keys that the user needs"
 ERRORS = ErrorTable(
     ErrorRow("the memory is full (`OOM`)", None, "OutOfMemoryError OOM", "", "raise maxmemory, or free some memory"),
     ErrorRow(

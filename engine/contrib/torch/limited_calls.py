@@ -6,7 +6,6 @@ wait ends, with an error that says what the call was waiting for.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -46,7 +45,7 @@ class LimitedCall(Future[T]):
                 waited_s = time.monotonic() - begin_s
                 if waited_s >= limit_s:
                     raise ServiceTimeoutError(f"{address}: waited {limit_s:g} s (timeout_s) for {self.purpose}")
-                report(logging.WARNING, "waiting", service=address, seconds=round(waited_s), waits_for=self.purpose)
+                report("waiting", service=address, seconds=round(waited_s), waits_for=self.purpose)
         except BaseException:
             self.is_abandoned = True
             raise

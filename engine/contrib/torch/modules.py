@@ -54,7 +54,9 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
 
         Notes
         -----
-        The forward pass pulls those rows again that changed meanwhile, so that they are of the current step.
+        The forward pass pulls those rows again that changed meanwhile, so that they are of the current step: those of
+        this process's frames, or all of them if others have stepped. Rows that are loaded into an engine meanwhile are
+        not noticed.
         """
         self._prefetched = features, self.store.submit(lambda: self._looked_up(features))
 

@@ -33,15 +33,18 @@ def store(
         For a service, as for ``penstock.connect``. The token needs the role ``operator``, to read and put.
     contributor : str or None
         The name of this process's frames, by which a service counts them: unique, and the same after a restart. None:
-        ``rank-R`` of ``torch.distributed``, else ``rank-0``.
+        ``rank-R`` of ``torch.distributed``, else ``rank-0``. If two trainers use one name at the same time, the step of
+        one raises UsageError.
     timeout_s : float
         The limit of each wait for a service: for rows, for a frame to be applied and, in synchronous training, for the
-        frames of the other ranks. A wait is logged each minute, and ends with ServiceTimeoutError.
+        frames of the other ranks. A wait is logged each minute (``waiting``), and ends with ServiceTimeoutError, which
+        names the service, frame and step, the frames in the gate and the ranks that are missing.
 
     Returns
     -------
     Store
-        A context manager.
+        A context manager; closing it waits for the last acknowledgement. A forked process, such as a worker of a
+        DataLoader, can read from the store of an engine, but not from that of a service.
 
     Raises
     ------

@@ -78,10 +78,13 @@ class Step:
     changes nothing and counts in ``report``; the dense optimizer steps all the same.
 
     A ``torch.amp.GradScaler`` takes a Step for an optimizer: ``scaler.step(opt)`` unscales the gradients of rows, too,
-    and skips the step if one is not finite. Without a scaler, such a gradient raises InputError before anything is
-    sent.
+    and skips the step if one is not finite. Without a scaler, such a gradient raises InputError, with the table and the
+    id, before anything is sent. A first step after a scaled loss that the scaler does not call raises UsageError.
 
-    A step of ``dense_optimizer`` alone while rows have gradients is a UserWarning.
+    A step of ``dense_optimizer`` alone while rows have gradients is a UserWarning: it does not push them. A caller that
+    steps the optimizer itself, such as a trainer of another library, needs a Step without ``dense_optimizer``, and
+    calls its ``step`` and ``zero_grad``, too. If the optimizer raises an error, nothing is sent, and the gradients stay
+    until ``zero_grad``.
 
     Examples
     --------

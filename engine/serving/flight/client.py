@@ -109,7 +109,7 @@ class Client:
         first : int or None
             The number of the first frame; None: the one after ``position(contributor)``.
         window_bytes : int
-            Bytes of frames kept until they are acknowledged.
+            Bytes of frames kept until they are acknowledged; then a commit is requested, and waited for.
 
         Returns
         -------
@@ -156,7 +156,7 @@ class Client:
         first : int or None
             The number of the first frame; None: the one after ``position(contributor)``.
         window_bytes : int
-            Bytes of frames kept until they are acknowledged.
+            Bytes of frames kept until they are acknowledged; then a commit is requested, and waited for.
 
         Returns
         -------

@@ -7,7 +7,6 @@ been written by another follower: this one ends, because two would undo each oth
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -213,7 +212,7 @@ class Follower:
         if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
             self.progress.set_back += 1
             step = None if stored is None else stored.version.step
-            report(logging.WARNING, "target_set_back", target=self.target.name, step=step, had=before.version.step)
+            report("target_set_back", target=self.target.name, step=step, had=before.version.step)
         self._note_stored(stored)
         self._is_read = True
 
@@ -255,7 +254,7 @@ class Follower:
             new = Stored(job, group[-1].version)
             self._write(self.target.apply, new, changes_of(group, job))
             self.progress.deltas += len(group)
-            report(logging.DEBUG, "applied", target=self.target.name, step=new.version.step, deltas=len(group))
+            report("applied", target=self.target.name, step=new.version.step, deltas=len(group))
 
     def _write(self, write: Callable[[Stored, list[TableRows], Any], None], new: Stored, rows: list[TableRows]) -> None:
         """Run one transaction of the target. write : ``apply`` or ``replace`` of it"""
@@ -286,7 +285,7 @@ class Follower:
                 return
         self._write(self.target.replace, Stored(job, version), rows)
         self.progress.full_copies += 1
-        report(logging.INFO, "filled", target=self.target.name, step=version.step, tables=len(rows))
+        report("filled", target=self.target.name, step=version.step, tables=len(rows))
 
     def _at_one_version(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:
         """Return the rows of all tables at one version: those that were fetched first are older than the others.

@@ -1,4 +1,4 @@
-"""A target in shared files of this machine, which ``Reader`` reads without a lock (docs/targets/shared.md).
+"""A target in shared files of this machine, which ``Reader`` reads without a lock (docs/targets.md).
 
 The header of the files names the version. A follower locks the folder for each transaction. A
 transaction that a kill interrupts leaves the header in the middle of a step: the target counts as empty then.

@@ -29,7 +29,7 @@ class TargetKind(UriKind):
     open: Callable[..., Target]
     interval_s: float = 0.2
     needs_state: bool = False
-    folder = "targets"
+    docs_page = "targets.md"
 
 
 @cache

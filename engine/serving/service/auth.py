@@ -6,7 +6,6 @@ A service without TLS or tokens on an address that other hosts can reach require
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import ssl
 import threading
@@ -155,7 +154,7 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._changed = threading.Condition()
         self._calls: set[AdmittedCall] = set()
         self.num_refused = 0
-        self._refused_event = FrequentEvent(logging.WARNING, "call_refused")
+        self._refused_event = FrequentEvent("call_refused")
 
     @property
     def num_calls(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -71,7 +70,7 @@ class BrokerIntake:
         position = self._sequencer.position(partition.producer)
         request = PutRequest(contributor=partition.producer, first=position + 1, stream=_STREAM)
         stream = self._sequencer.open(request, acked.append)
-        report(logging.INFO, "producer_connected", contributor=stream.contributor, first=stream.next)
+        report("producer_connected", contributor=stream.contributor, first=stream.next)
         try:
             reader = PartitionReader(partition, position, self._patience_s, stream.creation)
             frames = MessageFrames(self._options, self._sequencer.first_bad)
@@ -88,7 +87,7 @@ class BrokerIntake:
                     partition.acknowledge(ack.position)
         finally:
             self._sequencer.close(stream)
-            report(logging.INFO, "producer_left", contributor=stream.contributor, **stream.counts())
+            report("producer_left", contributor=stream.contributor, **stream.counts())
 
     def _push(self, stream: Stream, frames: MessageFrames, partition: Partition, message: Message) -> None:
         try:

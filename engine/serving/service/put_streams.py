@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -40,7 +39,7 @@ class Producers:
 
     def __init__(self, sequencer: Sequencer, options: ReadOptions, limits: Limits) -> None:
         self._sequencer, self._options, self.budget = sequencer, options, Budget(limits)
-        self._failed_event = FrequentEvent(logging.WARNING, "put_failed")
+        self._failed_event = FrequentEvent("put_failed")
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, send: Send) -> None:
         """Read a stream to its end, and send acknowledgements up to the last one.
@@ -61,7 +60,7 @@ class Producers:
         with Acks(send) as acks:
             call = context.get_middleware(ADMISSION)
             stream = self._sequencer.open(request, acks.put, partial(call.end_within, REPLACED_S))
-            report(logging.INFO, "producer_connected", contributor=stream.contributor, peer=peer, first=stream.next)
+            report("producer_connected", contributor=stream.contributor, peer=peer, first=stream.next)
             try:
                 self._apply_all(context, stream, reader, name, request)
                 self._sequencer.check_not_failed()  # which would have ended the stream
@@ -78,7 +77,7 @@ class Producers:
                 raise
             finally:
                 self._sequencer.close(stream)
-                report(logging.INFO, "producer_left", contributor=stream.contributor, peer=peer, **stream.counts())
+                report("producer_left", contributor=stream.contributor, peer=peer, **stream.counts())
 
     def _apply_all(
         self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, request: PutRequest

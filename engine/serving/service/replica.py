@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -155,11 +154,11 @@ class ReplicaService:
         self._listener = Listener(address, tokens, limits, tls or [], partial(ReplicaServer, self))
         self._listener.listen()
         self.address, self.renew = self._listener.address, self._listener.renew
-        report(logging.INFO, "listening", address=self.address.uri, step=reader.version.step)
+        report("listening", address=self.address.uri, step=reader.version.step)
 
     def close(self, grace_s: float) -> bool:
         """End all lookups, and stop listening, as ``Listener.close`` does."""
-        report(logging.INFO, "ending", step=self.rows.reader.version.step)
+        report("ending", step=self.rows.reader.version.step)
         self.rows.is_ending = True
         return self._listener.close(grace_s)
 

@@ -7,7 +7,6 @@ dedicated threads.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -88,7 +87,7 @@ class Sequencer(CommitListener):
         self.counters = Counters()
         self.rates, self._context = rates, Context(rates, self.counters)
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
-        self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
+        self._stale_event = FrequentEvent("stale_frame")
         self.ended = threading.Event()
         # Of the gate's lock. Notified when a step may have taken frames that waited, and when a wait for it may end.
         self._turned = threading.Condition(cast("threading.RLock", engine.gate.still()))
@@ -264,13 +263,13 @@ class Sequencer(CommitListener):
             except BaseException as error:
                 self._fail(error)
                 raise
-        report(logging.WARNING, "rolled_back", step=done.step, to=done.target.step, frames=done.num_frames)
+        report("rolled_back", step=done.step, to=done.target.step, frames=done.num_frames)
         self.commit()
         return done
 
     def commit_begins(self) -> None:
         self._in_flight, self._next_commit = self._next_commit, threading.Event()
-        report(logging.DEBUG, "commit_began", step=self._engine.global_step)
+        report("commit_began", step=self._engine.global_step)
         self.streams.commit_begins()
         self._log.commit_begins()
 
@@ -278,7 +277,7 @@ class Sequencer(CommitListener):
         self.streams.commit_is_on_disk()
         self._in_flight.set()
         self._log.commit_is_on_disk()
-        report(logging.INFO, "committed", step=self.streams.durable_step)
+        report("committed", step=self.streams.durable_step)
 
     def commit_failed(self, error: BaseException) -> None:
         self._fail(error)
@@ -383,7 +382,7 @@ class Sequencer(CommitListener):
             except BaseException as error:
                 self._fail(error)
                 raise
-        report(logging.WARNING, "round_skipped", step=step, workers=workers)
+        report("round_skipped", step=step, workers=workers)
 
     def check_not_failed(self) -> None:
         """Raise ServiceError after the error that ended the service."""

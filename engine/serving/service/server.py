@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -87,13 +86,13 @@ class Service:
             raise
         self.address, self.close, self.renew = self._listener.address, self._listener.close, self._listener.renew
         self.admission, self.connections = self._listener.admission, self._listener.connections
-        report(logging.INFO, "listening", address=self.address.uri, step=engine.global_step)
+        report("listening", address=self.address.uri, step=engine.global_step)
         messages = replace(reading, max_message=limits.message_bytes)
         self._intake = BrokerIntake(self.sequencer, messages, partitions, patience_s, self.wants_to_end.set)
 
     def end(self) -> None:
         """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""
-        report(logging.INFO, "ending", step=self.engine.global_step, pending=self.engine.core.num_pending)
+        report("ending", step=self.engine.global_step, pending=self.engine.core.num_pending)
         try:
             self._intake.end()
             self.sequencer.end()

@@ -1,4 +1,4 @@
-"""Each page of docs/sources: its lines send frames, and its commands apply them."""
+"""Each section of docs/sources.md: its lines send frames, and its commands apply them."""
 
 import signal
 
@@ -14,13 +14,17 @@ from penstock.cli import main
 BATCHES = [frame(number, step=number) for number in range(3)]
 
 
-def commands(page):
-    return [line.removeprefix("$ penstock ").split() for line in block(f"sources/{page}", "console").splitlines()]
+HEADINGS = {"nats": "NATS JetStream", "kafka": "Kafka", "delta": "Delta Lake", "lance": "Lance", "iceberg": "Iceberg"}
+
+
+def commands(kind):
+    lines = block("sources", "console", HEADINGS[kind]).splitlines()
+    return [line.removeprefix("$ penstock ").split() for line in lines]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """The folder of the pages' relative paths."""
+    """The folder of the page's relative paths."""
     monkeypatch.chdir(tmp_path)
     config_of().save(tmp_path / "tables.pbtxt")
 
@@ -34,7 +38,9 @@ def check_state():
 def test_a_broker(kind, number, tmp_path):
     with MockKafka() if kind == "kafka" else Nats(tmp_path / "nats") as broker:
         used, position = ("127.0.0.1:9092", "127.0.0.1:4222")[kind == "nats"], broker.address
-        exec(block(f"sources/{kind}", "py").replace(used, position), {"batches": BATCHES})
+        names = {"batches": BATCHES}
+        exec(block("sources", "py", "Topics"), names)
+        exec(block("sources", "py", HEADINGS[kind]).replace(used, position), names)
         command, *words = (word.replace(used, position) for word in commands(kind)[number])
         producer = "kafka/gradients/0" if kind == "kafka" else "nats/gradients"
         if command == "serve":
@@ -58,7 +64,7 @@ def test_a_table(kind, tmp_path, monkeypatch):
         monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
         monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}")
         monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read at the first import
-    exec(block(f"sources/{kind}", "py"), {"batches": BATCHES})
+    exec(block("sources", "py", HEADINGS[kind]), {"batches": BATCHES})
     (command,) = commands(kind)
     assert main(command) == 0
     check_state()

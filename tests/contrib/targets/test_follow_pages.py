@@ -1,4 +1,4 @@
-"""Each page of docs/targets: its command follows a service, and its lines read the rows of the store."""
+"""Each section of docs/targets.md: its command follows a service, and its lines read the rows of the store."""
 
 import sys
 
@@ -11,18 +11,25 @@ from stores import STORES, config_of, frame, open_store
 import penstock as ps
 from penstock.cli import main
 
+HEADINGS = {"redis": "Redis", "kafka": "Kafka", "lmdb": "LMDB", "lance": "Lance", "delta": "Delta Lake"}
+HEADINGS |= {"parquet": "Parquet", "shared": "Shared files", "function": "A Python function"}
+
+
+def section(kind, language):
+    return block("targets", language, HEADINGS[kind])
+
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    """A service with rows of the keys 7 and 12, and the folder of a page's relative paths."""
+    """A service with rows of the keys 7 and 12, and the folder of the page's relative paths."""
     monkeypatch.chdir(tmp_path)
     with service_of(ps.Engine(config_of(key_type="int64"))) as running, client_of(running) as client:
         client.put([frame(0, keys=[7, 7, 12, 12])], "w0")
         yield running
 
 
-def run_command(page, service, target=None, *flags):
-    words = block(f"targets/{page}", "console").removeprefix("$ penstock ").split()
+def run_command(kind, service, target=None, *flags):
+    words = section(kind, "console").removeprefix("$ penstock ").split()
     words[1] = service.address.uri
     if target is not None:
         words[3] = target
@@ -37,7 +44,7 @@ def test_redis(service, tmp_path):
     with open_store("redis", tmp_path) as store:
         run_command("redis", service, store.target)
         names = {}
-        exec(block("targets/redis", "py").replace("6379", str(store.port)), names)
+        exec(section("redis", "py").replace("6379", str(store.port)), names)
         names["store"].close()
     assert np.array_equal(names["row"], expected(service))
     assert np.array_equal(names["rows"], [expected(service, 7), expected(service, 12)])
@@ -48,7 +55,7 @@ def test_kafka(service, tmp_path):
     with open_store("kafka", tmp_path) as store:
         run_command("kafka", service, store.target)
         names = {}
-        exec(block("targets/kafka", "py").replace("127.0.0.1:9092", store.cluster.brokers), names)
+        exec(section("kafka", "py").replace("127.0.0.1:9092", store.cluster.brokers), names)
     assert np.array_equal(names["row"], expected(service))
     assert len(names["rows"]) == 30 + 2
 
@@ -58,7 +65,7 @@ def test_a_store_of_files(kind, service, tmp_path):
     STORES[kind](tmp_path)  # skips without the library
     run_command(kind, service)
     names = {}
-    exec(block(f"targets/{kind}", "py"), names)
+    exec(section(kind, "py"), names)
     if kind in ("lmdb", "shared"):
         assert np.array_equal(names["row"], expected(service))
     else:
@@ -69,7 +76,7 @@ def test_a_store_of_files(kind, service, tmp_path):
 
 
 def test_a_function(service, tmp_path, monkeypatch, capsys):
-    (tmp_path / "cache.py").write_text(block("targets/function", "py"))
+    (tmp_path / "cache.py").write_text(section("function", "py"))
     monkeypatch.delitem(sys.modules, "cache", raising=False)
     run_command("function", service)
     rows = sys.modules["cache"].rows

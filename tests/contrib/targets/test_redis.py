@@ -18,7 +18,7 @@ from penstock.base.errors import UsageError
 from penstock.serving.followers.target import FollowedJob, Stored, TableForm, TableRows
 from penstock.serving.followers.target_kinds import open_target
 
-PAGE = Path(__file__).parents[3] / "docs/targets/redis.md"
+PAGE = Path(__file__).parents[3] / "docs/targets.md"
 RULES = re.findall(r"[~+]\S+", " ".join(re.findall(r"^ACL SETUSER penstock .*", PAGE.read_text(), re.MULTILINE)))
 PASSWORD = "hun/ter#2?@[x]"
 JOB = FollowedJob("a", {"user": TableForm(2)})
