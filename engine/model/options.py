@@ -362,7 +362,7 @@ class WatchingOptions:
 
     ui: str | None = option(
         "show a live page in a browser while it works (default 127.0.0.1, any free port, printed on stderr)",
-        flag=Flag("HOST:PORT", bare="127.0.0.1:0", pages=("metrics.md",)),
+        flag=Flag("HOST:PORT", bare="127.0.0.1:0", pages=("operations.md#metrics-and-the-live-page",)),
     )
     metrics: str | None = option("serve Prometheus' metrics there, at /metrics", flag=Flag("HOST:PORT"))
     report: Path | None = option(

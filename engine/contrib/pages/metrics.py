@@ -167,7 +167,7 @@ class Metrics(MetricsCollector):
     Notes
     -----
     Counters cover the current or last run, and frames applied outside runs. A new run resets them, which Prometheus
-    treats as a restart. docs/metrics.md lists the metrics.
+    treats as a restart. docs/reference/metrics.md lists the metrics.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Tables of other libraries as sources, by the Arrow capsule protocol: the result is that of the Arrow table.
 
 Each test runs if its library is installed (``pip install 'penstock[neighbours]'``), and asserts which information the
-library loses; docs/neighbours.md lists the same for users.
+library loses; docs/sources.md lists the same for users.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Files that other libraries write, replayed: the result is that of Arrow's own table.
 
-Each runs where its library is installed; docs/neighbours.md lists the containers of each.
+Each runs where its library is installed; docs/sources.md lists the containers of each.
 """
 
 import itertools
