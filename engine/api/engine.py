@@ -68,9 +68,9 @@ class Engine(TableAccess):
         A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
         processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
     workers : int, sequence of str or None
-        In place of ``num_required``, rounds (docs/gates.md): a step takes one frame of each worker, summed in their
-        order. A number N for the contributors "rank-0" to "rank-(N-1)" or 0 to N - 1, or their names. None: the
-        configuration's rounds, if it has any.
+        In place of ``num_required``, rounds (docs/explanation/gates.md): a step takes one frame of each worker, summed
+        in their order. A number N for the contributors "rank-0" to "rank-(N-1)" or 0 to N - 1, or their names. None:
+        the configuration's rounds, if it has any.
     max_staleness : int or None
         How many steps a frame may be behind, at least 0. None: the configuration's, else 0, as in TensorFlow.
 
