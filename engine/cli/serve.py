@@ -13,7 +13,7 @@ from typing import Any
 
 import penstock.base.interrupts as interrupts
 from penstock.api.deltas import form_of
-from penstock.base.errors import ConfigError, ListenError, PeerError, UsageError, listed
+from penstock.base.errors import ConfigError, ListenError, PeerError, PenstockError, UsageError, listed
 from penstock.base.events import report
 from penstock.base.filesystem.descriptors import raise_limit
 from penstock.base.flag_values import local_path, number, whole
@@ -318,8 +318,8 @@ class RoundWaits:
 
     def look(self, service: Service) -> None:
         """Look at the wait of the service. Raises PeerError where it ends the service."""
-        workers, seconds = service.sequencer.missing()
-        step = service.engine.global_step
+        wait = service.sequencer.waits()
+        step, workers, seconds = wait
         if not workers:
             return
         times = int(seconds // SAY_EVERY_S)
@@ -333,7 +333,8 @@ class RoundWaits:
                 f"step {step} has waited for {listed(workers)} for {seconds:.0f} s (--round-timeout "
                 f"{self._timeout_s:g}); start them again, and the service with --resume"
             )
-        service.sequencer.skip(workers)
+        with suppress(PenstockError):  # the service ends then, and says why
+            service.sequencer.skip(wait)
 
 
 def _serve(args: argparse.Namespace, service: Service, access: Access, watched: Any, out: Output) -> None:

@@ -228,7 +228,7 @@ class FlightServer(AnsweringServer):
                 "gate": self._service.engine.gate.explain(),
                 "frames": frames,
                 "without_frame": list(islice(others, MOST_LISTED + 1)),
-                "missing": self._service.sequencer.missing()[0],
+                "missing": self._service.sequencer.waits().missing,
             }
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
