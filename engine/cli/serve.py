@@ -19,7 +19,7 @@ from penstock.base.filesystem.descriptors import raise_limit
 from penstock.base.flag_values import local_path, number, whole
 from penstock.base.validation import is_loopback
 from penstock.checkpoint.store import Folder
-from penstock.cli.command_line import Parser, add_flags, keywords_of
+from penstock.cli.command_line import Parser, add_flags, keywords_of, policy_of
 from penstock.cli.output import (
     Output,
     cache_texts,
@@ -176,6 +176,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
             advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
         )
     access = Access(args)
+    policy, most = policy_of(args, config), min(args.calls, Limits.producers)
+    if policy.workers is not None and policy.num_required >= most:
+        raise UsageError(f"{policy.num_required:,} workers: their streams take all of {most:,} calls (--max-calls)")
     check_checkpoint(args)
     form_of(config.tables, DeltaOptions(last=args.last))
     for place in (args.out, args.checkpoint):

@@ -335,8 +335,9 @@ class EngineCore:
         given = self._own_rates
         if learning_rates is not None:
             given = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        given.complete()
         if self.turns is None:
-            self.rates = given.complete()
+            self.rates = given
             return not self.push(FrameRun.of(frame), Context(given, self.counters)).check().is_stale
         self.rates = self._own_rates
         with self.gate.still():
@@ -608,6 +609,8 @@ def create_core(
     team: ThreadTeam,
 ) -> EngineCore:
     """Return the core of an engine: another one where the mesh of its tables spans processes."""
+    if policy.workers is not None and tables.held.is_share:
+        raise ConfigError("rounds: an engine with a share of the rows takes the frames of its job; use one engine")
     mean = reduction == "mean"
     stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:

@@ -469,3 +469,32 @@ def test_a_gap_at_the_start_can_be_stepped_over(tmp_path):
         else:
             assert engine.flush()
         assert engine.global_step == 6
+
+
+def test_a_wait_begins_with_the_first_frame_that_waits():
+    engine = engine_of()
+    for step in range(2):
+        engine.core.turns._since_s -= 1000  # nothing has come for so long
+        engine.apply(ONES, local_step=step, contributor="rank-1")
+        assert engine.core.turns.waited_s < 500
+        engine.apply(ONES, local_step=step, contributor="rank-0")
+
+
+def test_a_commit_of_rounds_says_so_to_another_gate(tmp_path):
+    engine_of().save(tmp_path / "c")
+    with pytest.raises(ps.StateError, match="was made with rounds of workers 2, not num_required 2"):
+        ps.Engine.restore(tmp_path / "c", num_required=2)
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(1.0), name="t")
+    ps.Engine(ps.EmbeddingConfig.from_tables([table], reduction="sum"), num_required=2).save(tmp_path / "f")
+    config = ps.EmbeddingConfig.from_tables([table], workers=3, reduction="sum")
+    assert ps.Engine.restore(tmp_path / "f", config=config).core.policy.workers == 3
+
+
+def test_a_smaller_global_step_begins_anew():
+    engine = engine_of()
+    for worker in ("rank-0", "rank-1"):
+        engine.apply(ONES, local_step=0, contributor=worker)
+    engine.gate.set_global_step(0)
+    for worker in ("rank-0", "rank-1"):
+        assert engine.apply(ONES, local_step=0, contributor=worker)
+    assert engine.global_step == 1

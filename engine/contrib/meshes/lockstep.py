@@ -196,7 +196,7 @@ def create_core(
     assert processes is not None
     if policy.workers is not None:
         raise UsageError(
-            "the processes of a mesh have rounds of their own, one frame of each: leave out workers (docs/meshes.md)"
+            "the processes of a mesh have rounds of their own, one frame of each: leave out workers (docs/scaling.md)"
         )
     pipeline = ProcessSums(stores, team, processes, reduction == "mean")
     core = LockstepCore(config, tables, pipeline, policy, reduction, seed)
