@@ -163,7 +163,10 @@ class Sequencer(CommitListener):
             self.streams.acknowledge(stream)
 
     def wait_for_room(self, stream: Stream, is_over: Callable[[], bool]) -> None:
-        """Wait while as many frames of a stream's worker wait for their turn as may, or until the stream is over."""
+        """Wait, before a frame is pushed, while as many of its worker wait for their turn as may.
+
+        is_over : whether the stream is, which ends the wait, too
+        """
         turns, name = self._engine.core.turns, stream.contributor
         if turns is None or name is None:
             return
