@@ -242,6 +242,7 @@ class FlightServer(AnsweringServer):
                 "position": self._service.sequencer.streams.position(name),
                 "durable_position": self._service.sequencer.streams.durable_position(name),
                 "durable": self._service.sequencer.streams.is_durable,
+                "in_rounds": self._service.engine.core.turns is not None,
             }
 
     # ---- flights
