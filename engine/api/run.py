@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
 from penstock.model.frames import FrameRun
-from penstock.model.gate_policy import named_by_source
+from penstock.model.gate_policy import runs_in_rounds
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import AnyPath, StageOptions
 from penstock.model.stats import Counters, Report
@@ -84,8 +83,7 @@ class SourceRun:
         self._max_stale = None if options.max_stale is None else fraction("max_stale", options.max_stale)
         self._rates = LearningRates(core.config.num_tags, options.learning_rates, core.config.schedules)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
-        # In rounds, a source after the other would keep all frames of the first one waiting.
-        merge = "round" if core.turns is not None and options.merge is None else options.merge
+        merge = core.policy.merge(options.merge)
         read = ReadOptions.of_config(
             core.config, vars(options), on_bad_row=mode, rates_needed=self._rates.missing, unvalidated=True, merge=merge
         )
@@ -104,6 +102,8 @@ class SourceRun:
             self._open_deltas = lambda *committed: open_deltas(target, deltas.schema, core.changed_step, *committed)
         self._writer: DeltaWriter | None = None
         self._num_skipped = 0
+        if core.turns is not None:
+            core.turns.drop_bad_rows(mode != "error")
         self._absent = Counter[str]() if core.turns is None else core.turns.absent.copy()
         self._started_s = time.perf_counter()
 
@@ -202,8 +202,6 @@ class SourceRun:
                     if (item := next(runs, None)) is None:
                         return
                 context.source, run = item
-                if run.is_void and core.turns is not None and run.frame().position:  # a message without a frame
-                    run = FrameRun.of(replace(run.frame(), is_void=False))
                 if run.is_void:
                     self._pass_over(run, saving)
                     continue
@@ -212,11 +210,13 @@ class SourceRun:
                 yield pushed.check()
 
     def _named(self, runs: Runs) -> Runs:
-        """Return the frames with the workers of their sources, where these are the workers in their order."""
+        """Return the frames; in rounds, those without a name have the worker of their source."""
         turns = self._core.turns
-        if turns is None or len(self._reader.sources) != turns.names.count:
+        if turns is None:
             return runs
-        return named_by_source(runs, [turns.names.name(number) for number in range(turns.names.count)])
+        count = turns.names.count
+        names = list(map(turns.names.name, range(count))) if len(self._reader.sources) == count else None
+        return runs_in_rounds(runs, names)
 
     def _pass_over(self, run: FrameRun, saving: RunCommits) -> None:
         """Count a void frame, or commit during a pause."""

@@ -133,7 +133,12 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
 def _policy_of(options: RestoreOptions, commit: Commit, place: str) -> GatePolicy:
     """Return what opens the gate: the saved policy, or another one if it holds no frames. Raises StateError."""
     saved = GatePolicy.from_state(commit.contents)
-    policy = GatePolicy.of(saved, None, options.workers, options.max_staleness)
+    if saved.workers is not None and options.num_required is not None:
+        raise StateError(f"{place}: was made with rounds of {_of(saved)}, not num_required {options.num_required}")
+    workers = options.workers
+    if workers is None and options.num_required is None and options.config is not None:
+        workers = options.config.gate_policy.workers  # which may have changed since
+    policy = GatePolicy.of(saved, None, workers, options.max_staleness)
     pending = num_pending(commit.contents)
     if policy.workers != saved.workers and pending:
         raise StateError(

@@ -86,7 +86,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
     drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config = EmbeddingConfig.load(args.config)
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions)
-    options = reading(config, **keywords | {"on_bad_row": "drop" if drops_bad_rows else "error"})
+    policy = policy_of(args, config)
+    keywords |= {"on_bad_row": "drop" if drops_bad_rows else "error", "merge": policy.merge(args.merge)}
+    options = reading(config, **keywords)
     reader = FrameReader(args.sources, options)
     started_s = time.perf_counter()
     planner = Planner(
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
             {"min_count": args.min_count, "expire_after": args.expire},
             {"device_bytes": args.device_bytes, "look_ahead": args.look_ahead},
         ),
-        policy=policy_of(args, config),
+        policy=policy,
         seed=args.seed,
         threads=args.threads,
         sample=args.sample,

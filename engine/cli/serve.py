@@ -12,13 +12,13 @@ from typing import Any
 
 import penstock.base.interrupts as interrupts
 from penstock.api.deltas import form_of
-from penstock.base.errors import ConfigError, ListenError, PeerError, UsageError, listed
+from penstock.base.errors import ConfigError, ListenError, PeerError, PenstockError, UsageError, listed
 from penstock.base.events import report
 from penstock.base.filesystem.descriptors import raise_limit
 from penstock.base.flag_values import local_path, number, whole
 from penstock.base.validation import is_loopback
 from penstock.checkpoint.store import Folder
-from penstock.cli.command_line import Parser, add_flags, keywords_of
+from penstock.cli.command_line import Parser, add_flags, keywords_of, policy_of
 from penstock.cli.output import (
     Output,
     cache_texts,
@@ -174,6 +174,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
             advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
         )
     access = Access(args)
+    policy, most = policy_of(args, config), min(args.calls, Limits.producers)
+    if policy.workers is not None and policy.num_required >= most:
+        raise UsageError(f"{policy.num_required:,} workers: their streams take all of {most:,} calls (--max-calls)")
     check_checkpoint(args)
     form_of(config.tables, DeltaOptions(last=args.last))
     for place in (args.out, args.checkpoint):
@@ -316,8 +319,8 @@ class RoundWaits:
 
     def look(self, service: Service) -> None:
         """Look at the wait of the service. Raises PeerError where it ends the service."""
-        workers, seconds = service.sequencer.missing()
-        step = service.engine.global_step
+        wait = service.sequencer.waits()
+        step, workers, seconds = wait
         if not workers:
             return
         times = int(seconds // SAY_EVERY_S)
@@ -331,7 +334,8 @@ class RoundWaits:
                 f"step {step} has waited for {listed(workers)} for {seconds:.0f} s (--round-timeout "
                 f"{self._timeout_s:g}); start them again, and the service with --resume"
             )
-        service.sequencer.skip(workers)
+        with suppress(PenstockError):  # the service ends then, and says why
+            service.sequencer.skip(wait)
 
 
 def _serve(args: argparse.Namespace, service: Service, access: Access, watched: Any, out: Output) -> None:

@@ -28,7 +28,7 @@ from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.gate_policy import GatePolicy
+from penstock.model.gate_policy import GatePolicy, frame_in_rounds
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import Counters, too_stale
@@ -233,16 +233,23 @@ def walk(
     trial, names = TrialGate(policy, pipeline, on_open), policy.names_of_sources(len(checks))
     gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
-    with closing(in_order(frames, args.merge)) as numbered:
+    with closing(in_order(frames, policy.merge(args.merge))) as numbered:
         for number, frame in islice(numbered, args.limit):
+            if policy.workers is not None:
+                frame = frame_in_rounds(frame, number, names)
             if frame.is_void:
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
-            frame, admitted = trial.admit(frame if names is None else frame.named(names[number]))
-            trial.open()
+            try:
+                frame, admitted = trial.admit(frame)
+                trial.open()
+            except InputError as error:  # of rounds: nothing can follow it
+                checks[number].errors.append(str(error))
+                checks[number].is_bad = True
+                break
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
-    if args.flush:
+    if args.flush and not any(check.is_bad for check in checks):
         trial.open(early=True)
     for check in checks:
         check.end()

@@ -66,7 +66,9 @@ class EngineCore:
         self.changed_step, self.counters = 0, Counters()
         self._frame_steps: dict[str, FrameSteps | None] = {}
         self._observers: list[ref[StepObserver]] = []
-        self.policy, self.gate = policy, Gate(policy.num_required, max_staleness=policy.max_staleness)
+        counted = "frames" if policy.workers is None else "turns"
+        self.policy = policy
+        self.gate = Gate(policy.num_required, max_staleness=policy.max_staleness, counted=counted)
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         if self.turns is not None:
             self.gate.waits = self.turns.explain
@@ -280,9 +282,9 @@ class EngineCore:
             while True:
                 if gate.is_due():
                     gate.check_may_open()
-                    self._open(context.rates.at(gate.global_step, rounds.rates), context)
+                    self._open(self._rates_of_round(context), context)
                 elif (frame := rounds.head()) is not None:
-                    self._enter_head(frame)
+                    self._enter_head(frame, context)
                 elif rounds.is_absent:
                     rounds.pass_over()
                 else:
@@ -292,16 +294,27 @@ class EngineCore:
                 raise
             return error
 
-    def _enter_head(self, frame: Frame) -> None:
+    def _rates_of_round(self, context: Context) -> tuple[float, ...]:
+        """Return the rates of a step: those of its frames. One without rows, and so without rates, has those before."""
+        assert self.turns is not None
+        try:
+            return context.rates.at(self.gate.global_step, self.turns.rates)
+        except ConfigError:
+            if not self.pipeline.is_empty or self.turns.rates is not None:
+                raise
+            return self.last_rates or (0.0,) * self.config.num_tags
+
+    def _enter_head(self, frame: Frame, context: Context) -> None:
         """Add the frame whose turn it is to the sums. Raises InputError, and changes nothing, if one is not finite."""
         assert self.turns is not None
         try:
-            self._added(frame)
-        except PenstockError:
-            raise
+            added = self._added(frame)
+        except InputError as error:
+            raise self.turns.problem(error) from None
         except BaseException as error:
             self.fail(error)
             raise
+        context.counters.dropped.update(added.dropped)
         self.turns.enter_head()
 
     def contributed(self) -> dict[str, int]:
@@ -318,37 +331,49 @@ class EngineCore:
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
         """Push one frame that belongs to no run. Returns False if it was stale."""
         self.check_ready()
-        rates = self._own_rates
+        given = self._own_rates
         if learning_rates is not None:
-            rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
-        self.rates = rates.complete()
-        run, context = FrameRun.of(frame), Context(rates, self.counters)
+            given = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        given.complete()
         if self.turns is None:
-            return not self.push(run, context).check().is_stale
+            self.rates = given
+            return not self.push(FrameRun.of(frame), Context(given, self.counters)).check().is_stale
+        self.rates = self._own_rates
         with self.gate.still():
             self.turns.check_room(frame)
-            return not self.push(run, context).check().is_stale
+            if learning_rates is not None:  # those of the step that takes the frame, whichever frame opens the gate
+                turn = self.turns.place(frame)[1]
+                frame = frame.with_rates(given.at(turn, frame.learning_rates))
+            pushed = self.push(FrameRun.of(frame), Context(self._own_rates, self.counters))
+            if isinstance(pushed.full, InputError):
+                self.turns.refuse_head()  # nobody could take it away
+            return not pushed.check().is_stale
 
     def open_early(self, context: Context) -> Pushed:
         """Open the gate for the buffered frames, if there are any. Raises CapacityError if a table has no room."""
         with self.gate.still():
             self.check_ready()
-            if not (self.gate.num_accumulated if self.turns is None else self.turns.can_open_early):
+            if not (self.gate.num_accumulated if self.turns is None else self.turns.num_pending):
                 return Pushed(NO_FRAMES, 0, 0, context)
             return self.gate.change(self._open_early, context)
 
     def _open_early(self, context: Context) -> Pushed:
         gate, rounds = self.gate, self.turns
         self.check_ready()
-        gate.check_may_open()
         if rounds is None:
+            gate.check_may_open()
             return self._open(context.rates.at(gate.global_step, self.pipeline.last_rates), context)
+        assert rounds.first_step is not None
+        if rounds.first_step > gate.global_step:  # no worker has a frame for the steps before
+            gate.global_step, gate.num_accumulated = rounds.first_step, 0
+        gate.check_may_open()
+        rates = self._rates_of_round(context)  # before a turn is passed over
         while not gate.is_due():  # the workers without a frame have no turn in this step
             if (frame := rounds.head()) is None:
                 rounds.pass_over(counts=rounds.is_absent)
             else:
-                self._enter_head(frame)
-        return self._open(context.rates.at(gate.global_step, rounds.rates), context)
+                self._enter_head(frame, context)
+        return self._open(rates, context)
 
     def _open(self, values: tuple[float, ...], context: Context) -> Pushed:
         """Open the gate without a frame."""
@@ -583,6 +608,8 @@ def create_core(
     team: ThreadTeam,
 ) -> EngineCore:
     """Return the core of an engine: another one where the mesh of its tables spans processes."""
+    if policy.workers is not None and tables.held.is_share:
+        raise ConfigError("rounds: an engine with a share of the rows takes the frames of its job; use one engine")
     mean = reduction == "mean"
     stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from penstock.base.errors import StateError, UsageError
+from penstock.base.errors import StateError
 from penstock.base.validation import whole
 from penstock.core.engine_core import EngineCore
 from penstock.model.stats import Stale
@@ -105,12 +105,13 @@ class FrameGate:
         Raises
         ------
         UsageError
-            If frames of workers wait in a round.
+            If frames of workers wait in a round for an earlier step.
         """
-        turns = self._core.turns
-        if turns is not None and turns.num_pending:
-            raise UsageError(f"set_global_step: {turns.num_pending} frames wait in a round; flush them first")
-        self._gate.set_global_step(global_step)
+        with self._gate.still():
+            if self._core.turns is not None:
+                self._core.turns.set_step(whole("global_step", global_step))
+                self._gate.num_accumulated = 0  # of absent workers
+            self._gate.set_global_step(global_step)
 
     def still(self) -> AbstractContextManager[Any]:
         """Return a context manager during which no frame enters and the gate does not open.

@@ -270,6 +270,11 @@ class Pipeline:
         others = [store for name, store in self.stores.items() if name != table]
         return not any(len(store.accumulator) or store.nbytes_apart for store in others)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no table has sums."""
+        return not any(len(store.accumulator) or store.nbytes_apart for store in self.stores.values())
+
     def drain(self) -> dict[str, list[Coalesced]]:
         """Return and reset the sums of every table."""
         drained = {}

@@ -24,6 +24,7 @@ from penstock.model.gate_policy import GatePolicy, WorkerNames
 
 # Memory of the frames that wait, where one source has those of several workers.
 MOST_BYTES = 1 << 30
+SUM_NOT_FINITE = "sum_not_finite"
 Rates = tuple[float, ...]
 EarlyRecord = tuple[Mapping[str, Any], Mapping[str, Array]]  # a frame: its header, and the rows of its tables
 
@@ -54,7 +55,8 @@ class Rounds:
         self._clear()
         self.absent: Counter[str] = Counter()
         self._warned = False
-        self._since_s = time.monotonic()  # when the last turn was taken
+        self.skipped = 0  # steps that opened without a worker that was missing
+        self._since_s = time.monotonic()  # when the last turn was taken, or the first frame came
 
     def _clear(self) -> None:
         self._early: dict[int, deque[EarlyFrame]] = {}  # by worker; without empty ones
@@ -77,7 +79,7 @@ class Rounds:
         turn = turn if step is None else step
         self._check_rates(frame, worker, turn)
         self._check_some_present(frame, worker, turn)
-        if self.nbytes > self.most_bytes and not self.is_next(worker, turn):
+        if self.nbytes > self.most_bytes and len(self._early.get(worker, ())) >= self.ahead:
             raise InputError(
                 f"worker '{self.names.name(worker)}' is too far ahead: {self.nbytes:,} bytes of frames wait for their "
                 f"turn (--queued-memory), and step {self._gate.global_step} for {listed(self.missing())}",
@@ -101,11 +103,14 @@ class Rounds:
 
     def warn_of_second(self, frame: Frame, turn: int) -> None:
         """Warn once of a frame of a step that has one of the same worker already."""
-        if not self._warned:
+        worker = self.names.find(frame.contributor, frame.source)
+        if not self._warned and frame.local_step == self._next.get(worker, turn) - 1:
             self._warned = True
             report("second_frame", contributor=frame.contributor, step=frame.local_step, expected=turn)
 
     def _note(self, worker: int, turn: int, frame: Frame) -> None:
+        if not self.num_pending:
+            self._since_s = time.monotonic()
         self.names.see(frame.contributor)
         self._next[worker] = turn + 1
         if frame.learning_rates is not None and turn not in self._rates:
@@ -114,8 +119,8 @@ class Rounds:
     def _append(self, worker: int, turn: int, frame: Frame) -> None:
         rows = {table: tuple(block.copied() for block in blocks) for table, blocks in frame.rows.items()}
         nbytes = sum(block.ids.nbytes + block.grads.nbytes for blocks in rows.values() for block in blocks)
-        # Bad rows have been handled when it arrived, and its own memory may be its sender's.
-        early = EarlyFrame(turn, replace(frame, rows=rows, bad_rows=()), nbytes)
+        # Bad rows have been handled when it arrived. Its memory may be its sender's, and ``reject`` may hold a batch.
+        early = EarlyFrame(turn, _rejecting(replace(frame, rows=rows, bad_rows=(), dropped={})), nbytes)
         self._early.setdefault(worker, deque()).append(early)
         self.num_early += 1
         self.nbytes += nbytes
@@ -138,7 +143,7 @@ class Rounds:
         if min(turns, default=turn) > step:
             raise InputError(
                 f"no worker has a frame of step {step}: the smallest step is {min(turn, *turns) if turns else turn}; "
-                "begin there (set_global_step), or send the frames before",
+                "begin there (set_global_step, or --flush), or send the frames before",
                 source=frame.source,
             )
 
@@ -157,13 +162,22 @@ class Rounds:
 
     def enter_head(self) -> None:
         """Note that the frame whose turn it is has entered the sums."""
+        self._take(self._pop())
+
+    def _pop(self) -> Frame:
         worker = self._gate.num_accumulated
         early = self._early[worker].popleft()
         if not self._early[worker]:
             del self._early[worker]
         self.num_early -= 1
         self.nbytes -= early.nbytes
-        self._take(early.frame)
+        return early.frame
+
+    def problem(self, error: InputError) -> InputError:
+        """Return the error of the frame whose turn it is, with its step and its worker."""
+        name, step = self.names.name(self._gate.num_accumulated), self._gate.global_step
+        text = f"step {step}, worker '{name}': {error.problem}"
+        return InputError(text, source=error.source, row=error.row, column=error.column, reason=error.reason)
 
     def pass_over(self, counts: bool = True) -> None:
         """End the turn of a worker without a frame. counts : as absent"""
@@ -189,14 +203,36 @@ class Rounds:
         self._rates.pop(self._gate.global_step - 1, None)
 
     @property
-    def can_open_early(self) -> bool:
-        """Return whether this step has a frame."""
-        step = self._gate.global_step
-        return self.num_taken > 0 or any(early[0].turn == step for early in self._early.values())
+    def first_step(self) -> int | None:
+        """The first step that has a frame; None: none waits."""
+        turns = [early[0].turn for early in self._early.values()]
+        return min([self._gate.global_step] * (self.num_taken > 0) + turns, default=None)
 
     def drop(self) -> None:
         """Drop all frames that wait."""
         self._clear()
+
+    def set_step(self, step: int) -> None:
+        """Check that the global step may become another one. Raises UsageError if frames would be lost."""
+        first = self.first_step
+        if first is not None and (self.num_taken or step > first):
+            raise UsageError(
+                f"set_global_step: {self.num_pending} frames wait in a round, the first for step {first}; flush them"
+            )
+        self._next = {worker: early[-1].turn + 1 for worker, early in self._early.items()}
+
+    def drop_bad_rows(self, drops: bool) -> None:
+        """Say anew whether the frames that wait drop rows at which a sum leaves the finite range: those of a commit."""
+        for early in self._early.values():
+            for each in early:
+                each.frame = _rejecting(replace(each.frame, drops=drops))
+
+    def refuse_head(self) -> None:
+        """Drop the frame whose turn it is, whose sum is not finite: its worker is missing then."""
+        worker = self._gate.num_accumulated
+        self._pop()
+        if worker not in self._early:
+            self._next[worker] = self._gate.global_step
 
     # ---- who waits
 
@@ -226,7 +262,8 @@ class Rounds:
 
     def is_full(self, worker: str) -> bool:
         """Return whether as many frames of a worker wait as may."""
-        return self.early_frames().get(worker, 0) >= self.ahead
+        number = self.names.number_of(worker)
+        return number is not None and len(self._early.get(number, ())) >= self.ahead
 
     def check_room(self, frame: Frame) -> None:
         """Raise UsageError if more frames of a worker would wait than may."""
@@ -266,6 +303,7 @@ class Rounds:
             "next": sorted(self._next.items()),
             "rates": [[step, list(rates), name] for step, (rates, name) in self._rates.items()],
             "absent": dict(self.absent),
+            "skipped": self.skipped,
         }
 
     def records(self) -> Iterator[EarlyRecord]:
@@ -282,7 +320,7 @@ class Rounds:
                     "time": frame.time,
                     "rows": frame.num_rows,
                     "source": frame.source,
-                    "drops": frame.reject is not None,
+                    "drops": frame.drops,
                     "tables": list(frame.rows),
                 }
                 arrays: dict[str, Array] = {}
@@ -300,6 +338,7 @@ class Rounds:
         self._next = {int(worker): int(step) for worker, step in state["next"]}
         self._rates = {int(step): (tuple(rates), str(name)) for step, rates, name in state["rates"]}
         self.absent = Counter({str(name): int(count) for name, count in state["absent"].items()})
+        self.skipped, self._since_s = int(state["skipped"]), time.monotonic()
         for header, arrays in frames:
             self._append(int(header["worker"]), int(header["turn"]), _frame_of(header, arrays))
         if self.num_early != int(state["early"]) or any(worker >= self.names.count for worker in self._early):
@@ -312,7 +351,7 @@ def _frame_of(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Frame:
         for number, table in enumerate(header["tables"])
     }
     rates = header["rates"]
-    frame = Frame(
+    return Frame(
         rows,
         int(header["rows"]),
         header["step"],
@@ -320,15 +359,29 @@ def _frame_of(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Frame:
         None if rates is None else tuple(rates),
         source=str(header["source"]),
         time=header["time"],
+        drops=bool(header["drops"]),
     )
 
+
+def _rejecting(frame: Frame) -> Frame:
+    """Return a frame that was audited, and drops rows at which a sum leaves the finite range if it may."""
+
     def reject(overflows: Overflows) -> Frame:
-        if not header["drops"]:
+        if not frame.drops:
             raise sum_error(frame, overflows)
-        kept = {}
-        for table, blocks in frame.rows.items():
-            (block,), (mask,) = blocks, overflows[table]
-            kept[table] = (Rows(block.ids[~mask], block.grads[~mask]),)
-        return replace(frame, rows=kept)
+        kept, num_dropped = dict(frame.rows), 0
+        for table, masks in overflows.items():
+            num_dropped += sum(int(mask.sum()) for mask in masks)
+            kept[table] = tuple(
+                block if not mask.any() else _selected(block, ~mask)
+                for block, mask in zip(frame.rows[table], masks, strict=True)
+            )
+        return replace(frame, rows=kept, dropped={SUM_NOT_FINITE: num_dropped})
 
     return replace(frame, reject=reject)
+
+
+def _selected(block: Rows, mask: Any) -> Rows:
+    indices = np.flatnonzero(mask)
+    gains = None if block.gains is None else block.gains[indices]
+    return Rows(block.ids[indices], block.grads, indices if block.which is None else block.which[indices], gains)

@@ -65,7 +65,9 @@ class TrialGate:
         while self.gate.is_due():
             self._open()
             self._take_turns(False)
-        if early and (self.gate.num_accumulated if self.turns is None else self.turns.can_open_early):
+        if early and self.num_pending:
+            if self.turns is not None and (self.turns.first_step or 0) > self.gate.global_step:
+                self.gate.global_step, self.gate.num_accumulated = self.turns.first_step or 0, 0
             self._take_turns(True)
             self._open()
 

@@ -102,6 +102,7 @@ class Frame:
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
     position : where its source continues after it, if the source can seek; else ()
+    drops : whether rows at which a sum leaves the finite range are dropped; else they are errors
     is_void : it stands for a message without a frame, which counts in ``dropped`` and is not applied; without a
         position, for a pause in which no frame arrives
     fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all; "":
@@ -123,6 +124,7 @@ class Frame:
     time: int | None = None
     position: Position = ()
     is_void: bool = False
+    drops: bool = False
 
     def audited(self) -> Frame:
         """Return this frame, fully validated. Raises InputError."""
@@ -135,6 +137,12 @@ class Frame:
         audit = self.audit and (lambda: replace(self.audited(), contributor=contributor))
         reject = self.reject and (lambda overflows: replace(self.without(overflows), contributor=contributor))
         return replace(self, contributor=contributor, audit=audit, reject=reject)
+
+    def with_rates(self, rates: tuple[float, ...]) -> Frame:
+        """Return this frame with learning rates."""
+        audit = self.audit and (lambda: replace(self.audited(), learning_rates=rates))
+        reject = self.reject and (lambda overflows: replace(self.without(overflows), learning_rates=rates))
+        return replace(self, learning_rates=rates, audit=audit, reject=reject)
 
     def without(self, overflows: Overflows) -> Frame:
         """Return this frame, which has no audit, without rows at which a sum leaves the finite range.

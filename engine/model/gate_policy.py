@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.base.errors import InputError, UsageError, UsageTypeError, listed
 from penstock.base.validation import whole
-from penstock.model.frames import Contributor, FrameRun
+from penstock.model.frames import Contributor, Frame, FrameRun
 
 # Frames of one worker that may wait for those of others, unless the configuration says otherwise.
 AHEAD = 2
 MOST_WORKERS = 1 << 20
-_NUMBERED = re.compile(r"(rank-)?(0|[1-9]\d{0,6})")
+_NUMBERED = re.compile("(rank-)?(0|[1-9][0-9]{0,6})")
 
 Workers = int | tuple[str, ...]
 
@@ -66,6 +66,10 @@ class GatePolicy:
         """Return the workers that sources without contributors are, in their order; None if they are not."""
         return list(self.names) if self.names is not None and len(self.names) == num_sources else None
 
+    def merge(self, merge: str | None) -> str | None:
+        """Return in which order sources are read: in rounds in turn, or all frames of the first one would wait."""
+        return "round" if self.workers is not None and merge is None else merge
+
     def get_state(self) -> dict[str, Any]:
         """Return what a commit says of it besides ``num_required``; nothing if that is all."""
         state: dict[str, Any] = {"max_staleness": self.max_staleness} if self.max_staleness else {}
@@ -102,14 +106,22 @@ def checked_workers(workers: Any) -> Workers:
     return names
 
 
-def named_by_source(runs: Iterator[tuple[int, FrameRun]], names: Sequence[str]) -> Iterator[tuple[int, FrameRun]]:
-    """Yield the frames of a run; those without a contributor have the name of their source's worker."""
+def frame_in_rounds(frame: Frame, number: int, names: Sequence[str] | None) -> Frame:
+    """Return a frame as rounds take it: with the worker of its source, and a message without a frame as one of no rows.
+
+    number : of its source; names : of the workers that the sources are; None: they are none
+    """
+    if frame.is_void:
+        if not frame.position:  # a pause
+            return frame
+        frame = replace(frame, is_void=False)
+    return frame if names is None else frame.named(names[number])
+
+
+def runs_in_rounds(runs: Iterator[tuple[int, FrameRun]], names: Sequence[str] | None) -> Iterator[tuple[int, FrameRun]]:
+    """Yield the frames of runs one by one, as rounds take them."""
     for number, run in runs:
-        frame = run.only
-        if frame is not None and (frame.contributor is not None or (frame.is_void and not frame.position)):
-            yield number, run
-        else:
-            yield number, FrameRun.of(run.frame().named(names[number]))
+        yield number, run.alone(frame_in_rounds(run.frame(), number, names))
 
 
 class WorkerNames:
@@ -128,6 +140,14 @@ class WorkerNames:
         if isinstance(self._workers, tuple):
             return self._workers[number]
         return f"{'rank-' if self.spelling is None else self.spelling}{number}"
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the worker of a name; None if there is none."""
+        if isinstance(self._workers, tuple):
+            return self._numbers.get(name)
+        match = _NUMBERED.fullmatch(name)
+        spelled = match is not None and self.spelling in (None, match[1] or "")
+        return int(match[2]) if match is not None and spelled and int(match[2]) < self.count else None
 
     def find(self, contributor: Contributor, source: str) -> int:
         """Return the number of a frame's worker. Raises InputError for a frame of somebody else."""

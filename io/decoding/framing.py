@@ -179,6 +179,7 @@ class PartialFrame:
             truncated=self._truncated,
             time=self._time,
             position=self._position,
+            drops=self._options.on_bad_row != "error",
         )
 
     def _keeps(self, piece: FramePiece) -> bool:

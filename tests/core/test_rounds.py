@@ -223,19 +223,44 @@ def test_a_worker_that_is_far_ahead_is_told_who_is_missing():
     ):
         engine.apply(ONES, local_step=3, contributor="rank-0")
     assert engine.gate.num_accumulated == 3
-    with pytest.raises(ps.UsageError, match="set_global_step: 3 frames wait in a round; flush them first"):
+    with pytest.raises(
+        ps.UsageError, match="set_global_step: 3 frames wait in a round, the first for step 0; flush them"
+    ):
         engine.gate.set_global_step(7)
 
 
-def test_a_sum_that_is_not_finite_ends_the_step_whoever_arrives_last():
-    large = {"t": ([1], [[3e38, 0.0]])}
+def test_a_sum_that_is_not_finite_is_that_of_the_later_worker_whoever_arrives_last():
+    large, hashes = {"t": ([1], [[3e38, 0.0]])}, set()
     for order in ((0, 1), (1, 0)):
         engine = engine_of()
         engine.apply(large, contributor=order[0])
-        for _ in range(2):
-            with pytest.raises(ps.InputError, match="id 1 of table 't' is not"):
-                engine.apply(large, contributor=order[1])
+        with pytest.raises(ps.InputError, match=r"step 0, worker '1': expected a sum .* id 1 of table 't' is not"):
+            engine.apply(large, contributor=order[1])
         assert engine.global_step == 0
+        engine.apply(ONES, contributor=1)  # in its place
+        assert engine.global_step == 1
+        hashes.add(engine.state_hash())
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("names", [["rank-0", "rank-1"], ["rank-1", "rank-0"]])
+def test_rows_whose_sum_is_not_finite_are_errors_or_dropped_and_counted_in_any_order(names, stops, tmp_path):
+    """Also where the frame waits in a commit."""
+    rows = {"step": [0, 0], "id": [1, 1], "gradient": [[3e38, 0.0]] * 2, "contributor": names}
+    for mode in ("error", "drop"):
+        engine, folder = engine_of(), tmp_path / mode
+        if stops:
+            engine.run(pa.table(rows), limit=1, checkpoint=folder, on_bad_row=mode)
+            engine = ps.Engine.restore(folder)
+        options = {"checkpoint": folder, "resume": stops, "on_bad_row": mode}
+        if mode == "error":
+            with pytest.raises(ps.InputError, match=r"step 0, worker 'rank-1'|expected a sum that is finite"):
+                engine.run(pa.table(rows), **options)
+            assert engine.global_step == 0
+        else:
+            report = engine.run(pa.table(rows), **options)
+            assert (report.steps, report.dropped) == (1, {"sum_not_finite": 1})
 
 
 def test_other_workers_may_resume_only_an_empty_gate(tmp_path):
@@ -375,9 +400,9 @@ def test_frames_of_one_source_that_are_far_ahead_end_it_with_the_names(tmp_path)
     rows = {"step": [*range(4)] * 2, "id": [1] * 8, "gradient": [[1.0, 1.0]] * 8, "contributor": names}
     engine = engine_of()
     engine.core.turns.most_bytes = 1
-    with pytest.raises(ps.InputError, match=r"worker 'rank-0' is too far ahead: 16 bytes .* and step 0 for rank-1"):
+    with pytest.raises(ps.InputError, match=r"worker 'rank-0' is too far ahead: 32 bytes .* and step 0 for rank-1"):
         engine.run(pa.table(rows))
-    assert engine.gate.num_accumulated == 2
+    assert engine.gate.num_accumulated == 3
     assert engine_of().run(pa.table(rows)).steps == 4
 
 
@@ -394,3 +419,82 @@ def test_a_configuration_may_say_who_the_workers_are(tmp_path):
     assert ps.Engine(late).gate.is_stale(-3)
     with pytest.raises(ps.ConfigError, match="max_staleness 1: rounds take no frame that is behind"):
         ps.EmbeddingConfig.from_tables([table], workers=2, max_staleness=1)
+
+
+def test_rates_given_with_frames_are_those_of_their_step_in_any_order():
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(ps.DynamicLearningRate(0)), name="t")
+    config, hashes = ps.EmbeddingConfig.from_tables([table], workers=2, reduction="sum"), set()
+    calls = [("rank-0", 0, 0.5), ("rank-0", 1, 0.25), ("rank-1", 1, 0.25)]  # rank-1 is absent in step 0
+    for order in ((0, 1, 2), (2, 0, 1), (0, 2, 1)):
+        engine = ps.Engine(config)
+        for worker, step, rate in (calls[number] for number in order):
+            engine.apply(ONES, local_step=step, contributor=worker, learning_rates=[rate])
+        assert engine.global_step == 2
+        hashes.add(engine.state_hash())
+    assert len(hashes) == 1
+    engine.apply(ONES, local_step=2, contributor="rank-1", learning_rates=[0.5])
+    with pytest.raises(ps.InputError, match="the frames of a step have the same"):
+        engine.apply(ONES, local_step=2, contributor="rank-0", learning_rates=[0.25])
+
+
+def test_a_step_in_which_no_worker_has_rows_needs_no_rates():
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(ps.DynamicLearningRate(0)), name="t")
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], workers=1))
+    schema = pa.schema(
+        {
+            "step": pa.int64(),
+            "id": pa.int64(),
+            "gradient": pa.list_(pa.float32(), DIM),
+            "learning_rates": pa.list_(pa.float32()),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as log:
+        for step in range(3):
+            rows = [{"step": step, "id": 1, "gradient": [1.0, 1.0], "learning_rates": [0.5]}] * (step == 1)
+            log.write_batch(pa.RecordBatch.from_pylist(rows, schema), {"penstock.end": "", "penstock.step": str(step)})
+    assert engine.run(pa.ipc.open_stream(sink.getvalue())).steps == 3
+    assert engine.lookup("t", [1]).tolist() == [[-0.5, -0.5]]
+
+
+def test_a_gap_at_the_start_can_be_stepped_over(tmp_path):
+    for leave in ("flush", "set"):
+        engine = engine_of()
+        engine.apply(ONES, local_step=5, contributor="rank-0")
+        with pytest.raises(ps.InputError, match="no worker has a frame of step 0: the smallest step is 5"):
+            engine.apply(ONES, local_step=5, contributor="rank-1")
+        if leave == "set":
+            engine.gate.set_global_step(5)
+            assert engine.apply(ONES, local_step=5, contributor="rank-1")
+        else:
+            assert engine.flush()
+        assert engine.global_step == 6
+
+
+def test_a_wait_begins_with_the_first_frame_that_waits():
+    engine = engine_of()
+    for step in range(2):
+        engine.core.turns._since_s -= 1000  # nothing has come for so long
+        engine.apply(ONES, local_step=step, contributor="rank-1")
+        assert engine.core.turns.waited_s < 500
+        engine.apply(ONES, local_step=step, contributor="rank-0")
+
+
+def test_a_commit_of_rounds_says_so_to_another_gate(tmp_path):
+    engine_of().save(tmp_path / "c")
+    with pytest.raises(ps.StateError, match="was made with rounds of workers 2, not num_required 2"):
+        ps.Engine.restore(tmp_path / "c", num_required=2)
+    table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(1.0), name="t")
+    ps.Engine(ps.EmbeddingConfig.from_tables([table], reduction="sum"), num_required=2).save(tmp_path / "f")
+    config = ps.EmbeddingConfig.from_tables([table], workers=3, reduction="sum")
+    assert ps.Engine.restore(tmp_path / "f", config=config).core.policy.workers == 3
+
+
+def test_a_smaller_global_step_begins_anew():
+    engine = engine_of()
+    for worker in ("rank-0", "rank-1"):
+        engine.apply(ONES, local_step=0, contributor=worker)
+    engine.gate.set_global_step(0)
+    for worker in ("rank-0", "rank-1"):
+        assert engine.apply(ONES, local_step=0, contributor=worker)
+    assert engine.global_step == 1

@@ -21,7 +21,7 @@ from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Frame
-from penstock.model.gate_policy import GatePolicy
+from penstock.model.gate_policy import GatePolicy, frame_in_rounds
 from penstock.model.stats import Counters, GateProgress, too_stale
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.rows.key_directory import bytes_of_directories, keys_of_opening
@@ -90,7 +90,8 @@ class Planner:
             for name, spec in specs.items()
         }
         self.pipeline = Pipeline(stores, ThreadTeam(threads))
-        self._trial = TrialGate(policy or config.gate_policy, self.pipeline, self._step)
+        self._policy = policy or config.gate_policy
+        self._trial = TrialGate(self._policy, self.pipeline, self._step)
         self.gate = self._trial.gate
         self.counters = Counters()
         self.read_all = False
@@ -132,8 +133,11 @@ class Planner:
             raise InputError(problem)
 
     def _push_all(self, reader: FrameReader, limit: int | None, flush: bool, progress: Progress | None) -> None:
+        names = self._policy.names_of_sources(len(reader.sources))
         with closing(reader.numbered()) as numbered:
-            for _, frame in islice(numbered, limit):
+            for number, frame in islice(numbered, limit):
+                if self._policy.workers is not None:
+                    frame = frame_in_rounds(frame, number, names)
                 if not frame.is_void:
                     self.push(frame)
                 if progress is not None:

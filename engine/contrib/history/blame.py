@@ -25,6 +25,7 @@ from penstock.io.sources.opening import check_not_read
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import bounds, expected
 from penstock.model.frames import Contributor, Frame
+from penstock.model.gate_policy import frame_in_rounds
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import too_stale
 
@@ -63,8 +64,10 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_not_read(args.sources, [] if args.out is None else [args.out])
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
+    policy = policy_of(args, config)
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {
-        "on_bad_row": "drop" if drops_bad_rows else "error"
+        "on_bad_row": "drop" if drops_bad_rows else "error",
+        "merge": policy.merge(args.merge),
     }
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
     key = _key_of(config, table, args.id)
@@ -77,12 +80,13 @@ def run(args: argparse.Namespace, out: Output) -> None:
             frame.opening = step + 1 if turn == step else None
         waiting[:] = [entry for entry in waiting if entry[0] != step]
 
-    policy = policy_of(args, config)
     trial, names = TrialGate(policy, None, on_open), policy.names_of_sources(len(reader.sources))
     read, rows, stale_rows = Counter[int](), 0, 0
     with closing(reader.numbered()) as numbered:
         for number, frame in islice(numbered, args.limit):
             interrupts.check()
+            if policy.workers is not None:
+                frame = frame_in_rounds(frame, number, names)
             if frame.is_void:
                 continue
             entry = _blamed(frame, table, key, reader.sources[number].name, read[number])
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
                 blamed.append(entry)
             read[number] += 1
             rows += frame.num_rows
-            if trial.admit(frame if names is None else frame.named(names[number]))[1]:
+            if trial.admit(frame)[1]:
                 waiting += [] if entry is None else [(trial.turn, entry)]
             else:
                 stale_rows += frame.num_rows

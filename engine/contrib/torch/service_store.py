@@ -317,7 +317,7 @@ class ServiceStore(Store):
         def back() -> None:
             status = self._pusher.status()
             if is_first and (str(status.version) != mark["version"] or status["pending"]):
-                self._pusher.connection.act("rollback", to=mark["tag"])
+                self._pusher.rollback(mark["tag"])
                 status = self._pusher.status()
             self._version = status.version
             self.report = self.report._replace(step=status.version.step, pending=status["pending"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.base.errors import ServiceError, StateError, UsageError
+import penstock.base.interrupts as interrupts
+from penstock.base.errors import ServiceError, StateError, UsageError, listed
+from penstock.base.events import report
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import data_bytes
 from penstock.serving.flight.connection import Connection
@@ -21,6 +24,12 @@ from penstock.serving.flight.put_frames import Frame, batches_of, split_batch, w
 WINDOW_BYTES = 256 << 20
 # After so long without an expected acknowledgement, the producer requests a commit.
 COMMIT_AFTER_S = 0.2
+# In rounds: so many bytes may be on their way to a service that does not read, without blocking a write. Less than the
+# window of a stream of gRPC, which is 64 KiB at first.
+UNREAD_BYTES = 32 << 10
+LOG_EVERY_S = 60.0
+# Between two questions how far the service has read: at first, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 0.0005, 0.02
 
 
 class _Numbered(NamedTuple):
@@ -67,7 +76,10 @@ class Producer:
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
         self.num_in_gate = 0
-        position = self._position("durable_position")
+        answer = connection.act("position", contributor=contributor)
+        position = int(answer["durable_position"])
+        self._is_worker = bool(answer.get("in_rounds"))
+        self._read = 0  # the last frame that the service is known to have read
         if first is not None and not 1 <= first <= position + 1:
             raise UsageError(
                 f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
@@ -183,6 +195,8 @@ class Producer:
             try:
                 stream = self._stream = self._stream or self._begin()
                 for number in range(stream.next, self.last + 1):
+                    if self._is_worker:
+                        self._wait_for_room(stream, number)
                     stream.write(self._buffer[number])
                 stream.check()
                 self._release(stream)
@@ -196,6 +210,27 @@ class Producer:
                 self._drop()
                 raise
 
+    def _wait_for_room(self, stream: _PutStream, number: int) -> None:
+        """Wait in Python while a service, which reads no further until other workers have come, could block a write."""
+        begin_s = said_s = time.monotonic()
+        pause_s = _PAUSE_S
+        while number > self._read + 1 and self._num_unread_bytes(number) > UNREAD_BYTES:
+            self._read = self._position()
+            stream.check()
+            interrupts.check()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            if (now_s := time.monotonic()) - said_s >= LOG_EVERY_S:
+                said_s = now_s
+                missing = self._connection.act("explain")["missing"]
+                waits_for = f"frame {self._read} of '{self._contributor}' to have its turn; missing: {listed(missing)}"
+                fields = {"service": self._connection.uri, "seconds": round(now_s - begin_s), "waits_for": waits_for}
+                report("waiting", **fields)
+
+    def _num_unread_bytes(self, number: int) -> int:
+        unread = range(self._read + 1, number + 1)
+        return sum(self._buffer[each].num_bytes for each in unread if each in self._buffer)
+
     def _wait_for_ack(self, commits: bool) -> None:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
         stream = self._stream
@@ -205,12 +240,12 @@ class Producer:
         elif stream.acked is not None and stream.acked.durable:
             self._connection.act("checkpoint")
 
-    def _position(self, kind: str) -> int:
-        return int(self._connection.act("position", contributor=self._contributor)[kind])
+    def _position(self) -> int:
+        return int(self._connection.act("position", contributor=self._contributor)["position"])
 
     def _begin(self) -> _PutStream:
         """Open a new stream, from the first frame that the service has not applied."""
-        position = self._position("position")
+        position = self._read = self._position()
         first = next(iter(self._buffer), self.last + 1)
         if position < first - 1:
             raise StateError(

@@ -95,8 +95,10 @@ class BrokerIntake:
         except InputError as error:
             self._sequencer.rejected(error)
             raise
+        self._sequencer.wait_for_room(stream, self._over.is_set)
+        if self._over.is_set():
+            return
         if frame.is_void:
             self._sequencer.pass_over(stream, message.number, next(iter(frame.dropped), None))
         else:
             self._sequencer.push(stream, frame, message.number)
-        self._sequencer.wait_for_room(stream, self._over.is_set)

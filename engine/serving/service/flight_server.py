@@ -228,7 +228,7 @@ class FlightServer(AnsweringServer):
                 "gate": self._service.engine.gate.explain(),
                 "frames": frames,
                 "without_frame": list(islice(others, MOST_LISTED + 1)),
-                "missing": self._service.sequencer.missing()[0],
+                "missing": self._service.sequencer.waits().missing,
             }
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +242,7 @@ class FlightServer(AnsweringServer):
                 "position": self._service.sequencer.streams.position(name),
                 "durable_position": self._service.sequencer.streams.durable_position(name),
                 "durable": self._service.sequencer.streams.is_durable,
+                "in_rounds": self._service.engine.core.turns is not None,
             }
 
     # ---- flights

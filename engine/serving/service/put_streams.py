@@ -94,9 +94,9 @@ class Producers:
             frames.first_bad = self._sequencer.first_bad
             with closing(frames.numbered()) as numbered:
                 for _, frame in numbered:
+                    self._sequencer.wait_for_room(stream, context.is_cancelled)
                     self._sequencer.push(stream, frame)
                     queue.frame_applied()
-                    self._sequencer.wait_for_room(stream, context.is_cancelled)
         except InputError as error:
             self._sequencer.rejected(error)
             raise

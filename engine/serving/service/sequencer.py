@@ -42,6 +42,14 @@ class Saving:
     resume: bool = False
 
 
+class RoundWait(NamedTuple):
+    """missing : the workers that a step waits for; none: it waits for nobody"""
+
+    step: int
+    missing: list[str]
+    waited_s: float
+
+
 class TagRequest(NamedTuple):
     """step : of the commit; keep : how many tags stay whose names differ in the number at their end"""
 
@@ -93,7 +101,6 @@ class Sequencer(CommitListener):
         self._turned = threading.Condition(cast("threading.RLock", engine.gate.still()))
         self.error: BaseException | None = None
         self.is_closing = False
-        self.skipped = 0  # rounds that opened without a worker
         if saving is None or not saving.resume:
             engine.session.positions.lineage = None
         self.streams = Streams(engine, max_producers, saving is not None)
@@ -155,7 +162,10 @@ class Sequencer(CommitListener):
             self.streams.acknowledge(stream)
 
     def wait_for_room(self, stream: Stream, is_over: Callable[[], bool]) -> None:
-        """Wait while as many frames of a stream's worker wait for their turn as may, or until the stream is over."""
+        """Wait, before a frame is pushed, while as many of its worker wait for their turn as may.
+
+        is_over : whether the stream is, which ends the wait, too
+        """
         turns, name = self._engine.core.turns, stream.contributor
         if turns is None or name is None:
             return
@@ -174,7 +184,8 @@ class Sequencer(CommitListener):
             if reason is not None:
                 self.counters.dropped[reason] += 1
                 tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
-            if self._engine.core.turns is None:
+            turns = self._engine.core.turns
+            if turns is None or stream.contributor is None or turns.names.number_of(stream.contributor) is None:
                 self.streams.count(stream, tally)
                 if self._commits is not None:
                     self._commits.frame_counted()
@@ -358,31 +369,37 @@ class Sequencer(CommitListener):
 
     # ---- rounds
 
-    def missing(self) -> tuple[list[str], float]:
-        """Return the workers that a step waits for, and for how many seconds; none if no frame waits."""
+    def waits(self) -> RoundWait:
+        """Return for whom a step waits."""
         turns = self._engine.core.turns
         with self._engine.gate.still():
-            return ([], 0.0) if turns is None or not turns.num_pending else (turns.missing(), turns.waited_s)
+            if turns is None or not turns.num_pending:
+                return RoundWait(self._engine.global_step, [], 0.0)
+            return RoundWait(self._engine.global_step, turns.missing(), turns.waited_s)
 
-    def skip(self, workers: list[str]) -> None:
-        """Open the gate without workers, if the step still waits for them alone. Raises ServiceError."""
+    def skip(self, wait: RoundWait) -> None:
+        """Open the gate without the workers of a wait, if it lasts. Raises ServiceError."""
+        turns = self._engine.core.turns
         with self._engine.gate.still():
             self._check_open()
-            if self.missing()[0] != workers:
+            assert turns is not None
+            now, step = self.waits(), wait.step
+            if (now.step, now.missing) != (step, wait.missing) or now.waited_s < wait.waited_s:
                 return
-            step = self._engine.global_step
             try:
                 self._engine.core.open_early(self._context)
-                if self._engine.global_step != step:
-                    self.skipped += 1
-                    self._log.stepped()
-                    self._turned.notify_all()
+                turns.skipped += 1
+                self._log.stepped()
+                self._turned.notify_all()
                 if self._commits is not None:
                     self._commits.frame_counted(0)
+                    if self._commits.is_due:
+                        self._commits.ask()
+                    self._commits.advance()
             except BaseException as error:
                 self._fail(error)
                 raise
-        report("round_skipped", step=step, workers=workers)
+        report("round_skipped", step=step, workers=wait.missing)
 
     def check_not_failed(self) -> None:
         """Raise ServiceError after the error that ended the service."""

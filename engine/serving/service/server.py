@@ -69,6 +69,7 @@ class Service:
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
         if engine.core.turns is not None:
             engine.core.turns.most_bytes = limits.queued_bytes
+            engine.core.turns.drop_bad_rows(reading.on_bad_row != "error")
         self.producers = Producers(self.sequencer, reading, limits)
         self.readers = Readers(engine, self.sequencer, self.log)
         rows, self._lookup_counts = EngineRows(engine, self.sequencer), LookupCounts()
@@ -132,14 +133,14 @@ class Service:
         turns = self.engine.core.turns
         if turns is None:
             return {"max_staleness": self.engine.core.policy.max_staleness}
-        missing, seconds = self.sequencer.missing()
+        wait = self.sequencer.waits()
         rounds = {
             "workers": [turns.names.name(number) for number in range(turns.names.count)],
-            "missing": missing,
-            "waited_s": seconds,
+            "missing": wait.missing,
+            "waited_s": wait.waited_s,
             "early": turns.early_frames(),
             "absent": dict(turns.absent),
-            "skipped": self.sequencer.skipped,
+            "skipped": turns.skipped,
         }
         return {"rounds": rounds}
 

@@ -163,6 +163,25 @@ def test_a_round_may_open_without_a_worker_that_is_missing_and_says_so(tmp_path)
     assert "round_skipped" in err or "rank-0" in err
 
 
+def test_a_wait_that_is_over_skips_nobody():
+    with service_of(engine_of()) as service:
+        send(service, 1, frames_of(1, 2))
+        wait = service.sequencer.waits()
+        assert (wait.step, wait.missing) == (0, ["rank-0"])
+        send(service, 0, frames_of(0, 1))  # and now step 1 waits for it
+        service.sequencer.skip(wait)
+        assert service.engine.global_step == 1
+        service.sequencer.skip(service.sequencer.waits())
+        assert service.engine.global_step == 2
+
+
+def test_more_workers_than_calls_are_refused(tmp_path):
+    config_of().save(tmp_path / "c.pbtxt")
+    with Process(tmp_path / "c.pbtxt", "--workers", "256") as service:
+        code, _, err = service.wait()
+    assert (code, err) == (2, "penstock: 256 workers: their streams take all of 256 calls (--max-calls)\n")
+
+
 @pytest.mark.evidence
 @pytest.mark.parametrize("case", range(12))
 def test_kills_of_workers_and_of_the_service_leave_the_tables_of_a_replay(case):
