@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.base.interrupts as interrupts
-from penstock.base.errors import ServiceError, StateError, UsageError, listed
+from penstock.base.errors import PenstockError, ServiceError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import data_bytes
@@ -272,6 +272,11 @@ class Producer:
             return
         stream, self._stream = self._stream, None
         if stream is not None:
+            if (
+                self._is_worker and self._buffer
+            ):  # a service that reads no further does not notice the end of the stream
+                with suppress(PenstockError):
+                    self._connection.act_once("leave", contributor=self._contributor, stream=self._identifier)
             stream.close()
             self._release(stream)  # its last message may have arrived while it was closed
 

@@ -37,7 +37,12 @@ from penstock.serving.service.put_streams import Producers
 from penstock.serving.service.sequencer import Sequencer, TagRequest
 from penstock.serving.service.subscriptions import Answer, Readers
 
-RIGHTS = {"status": Right.READ, "explain": Right.READ, "position": Right.PUT}  # of other actions: to operate
+RIGHTS = {
+    "status": Right.READ,
+    "explain": Right.READ,
+    "position": Right.PUT,
+    "leave": Right.PUT,
+}  # of other actions: to operate
 ACTIONS = {
     "status": "what the service has done and holds, as JSON",
     "explain": "what the gate waits for, in one line",
@@ -46,6 +51,7 @@ ACTIONS = {
     "rollback": 'step forward to the rows of an earlier commit: {"to": TAG or STEP}; answers when it is on disk',
     "tag": 'commit, and give the commit a name: {"name": NAME, "step": STEP, "keep": N}; of the names that differ in '
     "their number, the N newest stay",
+    "leave": 'a worker leaves, whose stream is not read: {"contributor": NAME, "stream": IDENTIFIER}',
     "drain": 'take no frames any more, commit, and end; {"wait": true} answers once that is on disk',
 }
 
@@ -208,6 +214,9 @@ class FlightServer(AnsweringServer):
             return {"global_step": done.step, "to_step": done.target.step, "rolled_back": done.num_frames}
         if kind == "tag":
             return {"global_step": self._service.sequencer.tag(TagRequest.of(decoded(body, "tag")))}
+        if kind == "leave":
+            self._service.sequencer.leave(*_names(decoded(body, "leave"), "contributor", "stream"))
+            return {}
         if kind == "drain":
             self._service.wants_to_end.set()
             return self._drained() if decoded(body, "drain").get("wait") else {"ending": True}
@@ -276,6 +285,14 @@ class FlightServer(AnsweringServer):
         fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
         fields += [("time", pa.int64())] if self._service.engine.config.needs_time else []
         return pa.schema([("table", pa.utf8()), *fields] if len(specs) > 1 else fields)
+
+
+def _names(request: dict[str, Any], *fields: str) -> tuple[str, ...]:
+    """Return texts of a request. Raises UsageError."""
+    values = tuple(request.get(field) for field in fields)
+    if not all(isinstance(value, str) for value in values):
+        raise UsageError(f"expected the texts {', '.join(fields)}")
+    return values
 
 
 class _SchemaError(ValueError):

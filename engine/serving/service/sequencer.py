@@ -170,8 +170,18 @@ class Sequencer(CommitListener):
         if turns is None or name is None:
             return
         with self._turned:
-            while not self.is_closing and turns.is_full(name) and self.streams.is_newest(stream) and not is_over():
+            while (
+                turns.is_full(name)
+                and self.streams.is_newest(stream)
+                and not (self.is_closing or stream.has_left or is_over())
+            ):
                 self._turned.wait(LOOK_S)
+
+    def leave(self, contributor: str, identifier: str) -> None:
+        """End the wait of a producer's stream, whose end cannot be read before."""
+        with self._engine.gate.still():
+            self.streams.leave(contributor, identifier)
+            self._turned.notify_all()
 
     def pass_over(self, stream: Stream, number: int, reason: str | None = None) -> None:
         """Count a number as applied that has no frame. reason : of a frame that is dropped as a whole"""

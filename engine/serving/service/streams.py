@@ -20,7 +20,7 @@ class Stream:
     next : the number of the next frame; tally : counts of this stream
     creation : of the topic that the frames are of; None: of none that has one
     replaced : called when another stream of the producer begins; must not block
-    is_finished : whether all of its frames have come
+    is_finished : whether all of its frames have come; has_left : whether its producer ends it
     acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
     """
 
@@ -33,6 +33,7 @@ class Stream:
     creation: str | None = None
     replaced: Callable[[], object] = lambda: None
     is_finished: bool = False
+    has_left: bool = False
 
     @property
     def position(self) -> int:
@@ -162,6 +163,12 @@ class Streams:
             return True
         self._check_room(name)
         return False
+
+    def leave(self, contributor: str, identifier: str) -> None:
+        """Note that a producer ends its stream."""
+        stream = self._newest.get(contributor)
+        if stream is not None and stream.tally.stream == identifier:
+            stream.has_left = True
 
     def is_newest(self, stream: Stream) -> bool:
         """Return whether no other stream of the producer has begun."""

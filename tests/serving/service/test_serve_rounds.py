@@ -175,6 +175,17 @@ def test_a_wait_that_is_over_skips_nobody():
         assert service.engine.global_step == 2
 
 
+def test_a_producer_that_is_far_ahead_can_leave_at_any_time():
+    """As at Ctrl-C: the service reads no further, and would not notice the end of its stream."""
+    with service_of(engine_of()) as service, client_of(service) as client:
+        with pytest.raises(KeyboardInterrupt), client.producer("rank-1") as producer:
+            for each in frames_of(1, 4):
+                producer.send(each)
+            until(lambda: client.status()["rounds"]["early"] == {"rank-1": 2})
+            raise KeyboardInterrupt
+        until(lambda: client.status()["streams"] == 0)
+
+
 def test_more_workers_than_calls_are_refused(tmp_path):
     config_of().save(tmp_path / "c.pbtxt")
     with Process(tmp_path / "c.pbtxt", "--workers", "256") as service:
