@@ -178,11 +178,16 @@ def test_a_wait_that_is_over_skips_nobody():
 def test_a_producer_that_is_far_ahead_can_leave_at_any_time():
     """As at Ctrl-C: the service reads no further, and would not notice the end of its stream."""
     with service_of(engine_of()) as service, client_of(service) as client:
-        with pytest.raises(KeyboardInterrupt), client.producer("rank-1") as producer:
-            for each in frames_of(1, 4):
-                producer.send(each)
-            until(lambda: client.status()["rounds"]["early"] == {"rank-1": 2})
-            raise KeyboardInterrupt
+
+        def interrupted():
+            with client.producer("rank-1") as producer:
+                for each in frames_of(1, 4):
+                    producer.send(each)
+                until(lambda: client.status()["rounds"]["early"] == {"rank-1": 2})
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
         until(lambda: client.status()["streams"] == 0)
 
 
