@@ -43,18 +43,18 @@ BROKEN = {
     "raise KeyError('no')": "a traceback",
     "import os; os.kill(os.getpid(), 11)": "signal SIGSEGV",
     "import time; time.sleep(600)": "hangs",
-    "held = b'1' * (400 << 20); raise ps.errors.InputError('no')": "MiB more",
-    "raise ps.errors.StateError('no')": "exit code 5",
+    "held = b'1' * (400 << 20); raise ps.InputError('no')": "MiB more",
+    "raise ps.StateError('no')": "exit code 5",
     "import sys; print('a\\nb', file=sys.stderr)": "2 lines on stderr",
     "return 3": "without a line",
-    "raise ps.errors.InputError('no')": "None",
+    "raise ps.InputError('no')": "None",
 }
 
 
 @pytest.mark.evidence
 def test_the_fuzzer_sees_what_must_not_be():
     script = f"""
-import penstock as ps, penstock.base.errors, penstock.cli.main, sys
+import penstock as ps, penstock.cli.main, sys
 from fuzz import server
 baseline = server.run(["--version"], {HANG_S}).anon_mib
 """

@@ -302,7 +302,8 @@ class FrameSteps:
             if opens:
                 for row_id, total in self.sums.items():
                     mean = total / np.float32(self.frames[row_id]) if self.mean else total
-                    self.table[row_id] -= np.float32(rate) * mean
+                    with np.errstate(over="ignore"):  # a row may become infinite, as in the kernel
+                        self.table[row_id] -= np.float32(rate) * mean
                 self.ids += list(self.sums)
                 self.sums, self.frames, self.num_accumulated, self.largest = {}, {}, 0, 0.0
                 self.step += 1

@@ -215,7 +215,7 @@ class RemoteStore:
         return f"{self._path}/{name}"
 
     def _info(self, name: str) -> Any:
-        """Return what pyarrow.fs knows of a file; ""  for the name: of the folder."""
+        """Return what pyarrow.fs knows of a file; of the folder for the name ""."""
         with self._naming(name):
             return self._fs.get_file_info(self._at(name) if name else self._path)
 

@@ -4,6 +4,7 @@ Streams and files are written field by field (flat.py), so that each is well-for
 """
 
 import copy
+import operator
 import struct
 
 import numpy as np
@@ -85,32 +86,12 @@ def lies(true: Rows):
         yield f"nodes-{number}", lambda made, value=value: setattr(made, "num_nodes", value & 0xFFFFFFFF)
         yield f"buffers-{number}", lambda made, value=value: setattr(made, "num_buffers", value & 0xFFFFFFFF)
         for index, (length, nulls) in enumerate(true.nodes):
-            yield (
-                f"node-{index}-length-{number}",
-                lambda made, index=index, pair=(value, nulls): put(made.nodes, index, pair),
-            )
-            yield (
-                f"node-{index}-nulls-{number}",
-                lambda made, index=index, pair=(length, value): put(made.nodes, index, pair),
-            )
-            yield (
-                f"node-{index}-both-{number}",
-                lambda made, index=index, pair=(value, value): put(made.nodes, index, pair),
-            )
+            for what, pair in (("length", (value, nulls)), ("nulls", (length, value)), ("both", (value, value))):
+                yield f"node-{index}-{what}-{number}", put("nodes", index, pair)
     for number, value in enumerate((*WRONG, body, body - 8, body + 8)):
         for index, (offset, length) in enumerate(true.buffers):
-            yield (
-                f"buffer-{index}-offset-{number}",
-                lambda made, index=index, pair=(value, length): put(made.buffers, index, pair),
-            )
-            yield (
-                f"buffer-{index}-length-{number}",
-                lambda made, index=index, pair=(offset, value): put(made.buffers, index, pair),
-            )
-            yield (
-                f"buffer-{index}-both-{number}",
-                lambda made, index=index, pair=(value, value): put(made.buffers, index, pair),
-            )
+            for what, pair in (("offset", (value, length)), ("length", (offset, value)), ("both", (value, value))):
+                yield f"buffer-{index}-{what}-{number}", put("buffers", index, pair)
     yield "node-missing", lambda made: made.nodes.pop()
     yield "buffer-missing", lambda made: made.buffers.pop()
     yield "node-more", lambda made: made.nodes.append((N, 0))
@@ -123,8 +104,8 @@ def lies(true: Rows):
     yield "codec-method", lambda made: (setattr(made, "codec", 1), setattr(made, "method", 9))
 
 
-def put(pairs: list, index: int, pair: tuple[int, int]) -> None:
-    pairs[index] = pair
+def put(pairs: str, index: int, pair: tuple[int, int]):
+    return lambda made: operator.setitem(getattr(made, pairs), index, pair)
 
 
 # ---- right numbers, wrong contents
@@ -167,20 +148,12 @@ def contents() -> Inputs:
         start = made.buffers[5][0]
         made.body = made.body[:start] + view + made.body[start + 16 :]
         yield f"views-view-{number}", (".arrows", stream("views", batch(made)))
-    for name, ends in {
-        "zero": [0],
-        "negative": [-1],
-        "short": [N - 1],
-        "long": [N + 1],
-        "huge": [2**31 - 1],
-        "falling": [N, 3],
-        "equal": [N, N],
-    }.items():
+    for ends in ([0], [-1], [N - 1], [N + 1], [2**31 - 1], [N, 3], [N, N]):
         made = Rows(N).add(N, b"", IDS.tobytes()).add(N, b"").add(N * DIM, b"", VALUES.tobytes()).add(N)
         count = len(ends)
         made.add(count, b"", np.array(ends, np.int32).tobytes())
         made.add(count, b"", np.array([4 * n for n in range(count + 1)], np.int32).tobytes(), b"user" * count)
-        yield f"run-ends-{name}", (".arrows", stream("run-ends", batch(made)))
+        yield f"run-ends-{'-'.join(map(str, ends))}", (".arrows", stream("run-ends", batch(made)))
     for codec in ("lz4", "zstd"):
         true = packed(VALUES.tobytes(), codec)
         for name, wrong in {
