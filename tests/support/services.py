@@ -131,7 +131,7 @@ class Process:
     def __enter__(self):
         return self
 
-    def __exit__(self, _kind, error, _traceback):
+    def __exit__(self, _kind=None, error=None, _traceback=None):
         code = self.process.poll()
         if code is None:
             self.process.kill()
