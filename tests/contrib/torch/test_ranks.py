@@ -146,6 +146,7 @@ def test_ranks_in_rounds_give_the_same_bits_each_time_and_those_of_one_process(u
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.promise("Workers in rounds have one hash, in any order of arrival and after any kill")
 @pytest.mark.parametrize("number", range(KILLS))
 def test_ranks_that_are_killed_go_back_together_and_end_with_the_same_tables(number, unbroken, tmp_path):
     delay_s = np.random.default_rng([7, number]).random() * 0.4
