@@ -32,10 +32,10 @@ from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
 from penstock.model.frames import FrameRun
-from penstock.model.gate_policy import runs_in_rounds
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import AnyPath, StageOptions
 from penstock.model.stats import Counters, Report
+from penstock.model.workers import runs_in_rounds
 
 if TYPE_CHECKING:
     from penstock.model.options import Progress

@@ -28,10 +28,11 @@ from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.gate_policy import GatePolicy, frame_in_rounds
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import Counters, too_stale
+from penstock.model.workers import frame_in_rounds
 from penstock.pyx.keys.directory import directory_bytes
 
 EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2"

@@ -20,7 +20,8 @@ from penstock.base.errors import InputError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.core.gate import Gate
 from penstock.model.frames import Array, Frame, Overflows, Rows, sum_error
-from penstock.model.gate_policy import GatePolicy, WorkerNames
+from penstock.model.gate_policy import GatePolicy
+from penstock.model.workers import WorkerNames
 
 # Memory of the frames that wait, where one source has those of several workers.
 MOST_BYTES = 1 << 30

@@ -21,8 +21,9 @@ from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Frame
-from penstock.model.gate_policy import GatePolicy, frame_in_rounds
+from penstock.model.gate_policy import GatePolicy
 from penstock.model.stats import Counters, GateProgress, too_stale
+from penstock.model.workers import frame_in_rounds
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.rows.key_directory import bytes_of_directories, keys_of_opening
 

@@ -25,9 +25,9 @@ from penstock.io.sources.opening import check_not_read
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import bounds, expected
 from penstock.model.frames import Contributor, Frame
-from penstock.model.gate_policy import frame_in_rounds
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import too_stale
+from penstock.model.workers import frame_in_rounds
 
 EXAMPLE = "penstock blame tables.pbtxt monday.arrows --table user --id 4711 --num-required 4"
 _MOST_LINES = 100

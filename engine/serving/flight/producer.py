@@ -85,7 +85,18 @@ class Producer:
             self.begin_at(first)
 
     def begin_at(self, first: int) -> None:
-        """Number the next frame, of a producer that has sent none. Raises UsageError if an earlier one is missing."""
+        """Number the next frame, of a producer that has sent none.
+
+        Parameters
+        ----------
+        first : int
+            The number, from 1.
+
+        Raises
+        ------
+        UsageError
+            If the service has no durable frame before it.
+        """
         position = int(self._connection.act("position", contributor=self._contributor)["durable_position"])
         if not 1 <= first <= position + 1:
             raise UsageError(
