@@ -7,7 +7,6 @@ tests/repository/test_docs_tables.py checks that every page is up to date.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ import penstock as ps
 import penstock.io.decoding.bad_rows as bad_rows_file
 import penstock.io.delta_format as delta_format
 from penstock.base.events import EVENTS
-from penstock.bench.tpu.results_page import read_page
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import source_kinds
@@ -25,7 +23,6 @@ from penstock.io.table_formats.tensor_names import OPTAX_NAMES, OTHER_NAMES
 from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "bench" / "results"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -124,33 +121,6 @@ def _install_line(kind: UriKind) -> str:
     return f"`{kind.library.install_line}`" if kind.library else "–"
 
 
-def faults() -> str:
-    """Return the newest result of each kind of injected fault."""
-    results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
-    rows = [[r["what"], f"{r['cases']:,}", str(r["failed"])] for r in results]
-    return table(["", "cases", "failed"], rows)
-
-
-def tpu_steps() -> str:
-    """Return the bytes that compiled steps move per line, as multiples of the least, from the compile matrix."""
-    rows = read_page(RESULTS / "tpu-matrix.md")
-    generations = ("v4", "v5e", "v5p", "v6e", "tpu7x")
-    body = []
-    for variant, optimizer, dim in (
-        ("pallas", "Adam", 128),
-        ("xla", "Adagrad", 128),
-        ("xla", "Adam", 128),
-        ("xla", "Adam", 1024),
-    ):
-        cells = {
-            row["generation"]: row["× floor"]
-            for row in rows
-            if (row["variant"], row["optimizer"], row["dim"]) == (variant, optimizer, str(dim))
-        }
-        body.append([f"`{variant}`, {optimizer}, dim {dim}", *(cells[name] for name in generations)])
-    return table(["bytes per line ÷ least", *generations], body)
-
-
 # Metric → when to look; the others explain one of these.
 ALERTS = {
     "stale_frames_total": "its rate ÷ that of `penstock_frames_total` exceeds the share of your backup workers",
@@ -213,8 +183,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "reference/events.md": {"events": events},
     "reference/connector_errors.md": {"errors": connector_errors},
     "reference/metrics.md": {"metrics": metrics},
-    "reliability.md": {"faults": faults},
-    "devices.md": {"steps": tpu_steps},
 }
 
 
