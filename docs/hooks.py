@@ -40,6 +40,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put README's first screen where the home page marks it, and figures where a page of evidence does."""
+    if page.file.src_uri.startswith(("reference/", "decisions/")):
+        page.meta["search"] = {"boost": 0.5}  # behind the pages that say how to do something
     if page.file.src_uri == "index.md":
         return FIRST_SCREEN.sub(lambda _: first_screen(), markdown)
     return EVIDENCE.sub(lambda mark: evidence().TABLES[mark[1]](), markdown)

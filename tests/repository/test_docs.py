@@ -91,7 +91,7 @@ def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsy
 
 def test_the_home_page_begins_with_the_readmes_first_screen():
     hooks = loaded("docs/hooks.py")
-    home = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    home = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"), meta={})
     page = hooks.on_page_markdown((ROOT / "docs" / "index.md").read_text(), home)
     assert [block for language in ("python", "text", "console") for block in blocks("README.md", language)[:1]] == [
         re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text", "console")
