@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 FIRST_SCREEN = re.compile(r"<!-- (?:the )?first screen.*?-->\n")
 VERSION = re.compile(r"\d+(\.\d+)+\w*")
+SECTION = re.compile(r"<!-- README.md: (.*) \(docs/hooks.py\) -->")
 EVIDENCE = re.compile(r"<!-- docs/evidence.py: (\w+) -->")
 REDIRECT = """<!doctype html><meta charset="utf-8"><title>penstock</title>
 <meta http-equiv="refresh" content="0; url={version}/"><a href="{version}/">penstock {version}</a>
@@ -39,11 +40,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put README's first screen where the home page marks it, and figures where a page of evidence does."""
-    if page.file.src_uri.startswith(("reference/", "decisions/")):
+    """Put README's first screen and sections where a page marks them, and figures where a page of evidence does."""
+    if page.file.src_uri.startswith(("reference/", "decisions/", "evidence/")):
         page.meta["search"] = {"boost": 0.5}  # behind the pages that say how to do something
     if page.file.src_uri == "index.md":
-        return FIRST_SCREEN.sub(lambda _: first_screen(), markdown)
+        markdown = FIRST_SCREEN.sub(lambda _: first_screen(), markdown)
+    markdown = SECTION.sub(lambda mark: section(mark[1]), markdown)
     return EVIDENCE.sub(lambda mark: evidence().TABLES[mark[1]](), markdown)
 
 
@@ -70,8 +72,18 @@ def evidence() -> Any:
 
 
 def first_screen() -> str:
-    """README's part between its two marks, with links that begin in docs/."""
-    return FIRST_SCREEN.split(README.read_text())[1].replace("](docs/", "](")
+    """README's part between its two marks."""
+    return for_site(FIRST_SCREEN.split(README.read_text())[1])
+
+
+def section(title: str) -> str:
+    """README's section of a title."""
+    return for_site(README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0].strip())
+
+
+def for_site(text: str) -> str:
+    """A text of README with links that begin in docs/."""
+    return text.replace("](docs/", "](")
 
 
 def commands() -> str:

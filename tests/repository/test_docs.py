@@ -45,6 +45,7 @@ SETUP_CODE = {
         gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
     """,
     "docs/checkpoints.md": "",
+    "docs/change_tables.md": 'engine.save("run1")',
     "docs/deltas.md": """
         engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.Adagrad(0.1))]))
         serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
@@ -60,7 +61,7 @@ SETUP_CODE = {
 # Pages whose commands run between their blocks of Python. A test below parses those of other pages.
 RUN_COMMANDS = ("docs/get_started", "docs/bad_rows", "docs/placement", "docs/readers", "docs/tutorials/")
 # Page → the library that its Python needs.
-LIBRARIES = dict.fromkeys(["docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
+LIBRARIES = dict.fromkeys(["docs/torch.md", "docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
 GENERATED = loaded("docs/hooks.py").GENERATED
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
 COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|(connect|store)\(\"grpc)")
@@ -144,8 +145,9 @@ def test_the_tutorial_for_torch_runs_with_its_service(tmp_path, monkeypatch):
     )
     with service_of(penstock.Engine(config), tmp_path / "served") as service:
         namespace = run_python(page, service)
-        again = next(block for block in blocks(page, "python") if "trainer-0" in block)
-        exec(compile(again.replace("grpc://127.0.0.1:8815", service.address.uri), page, "exec"), namespace)
+        trainer = next(block for block in blocks("docs/torch.md", "python") if "trainer-0" in block)
+        for _ in range(2):
+            exec(compile(trainer.replace("grpc://127.0.0.1:8815", service.address.uri), page, "exec"), namespace)
         assert penstock.EmbeddingConfig.load("tables.pbtxt").to_proto() == config.to_proto()
         assert service.status()["frames"] == 20 + 30  # the second start repeats ten batches, which are skipped
         assert namespace["first"] == 20
