@@ -107,6 +107,21 @@ def test_the_diagrams_are_those_that_their_script_draws():
     assert {path.name: path.read_text() for path in pictures.FOLDER.iterdir()} == drawn, "run: python docs/pictures.py"
 
 
+def test_the_screenshots_are_on_a_page_and_light():
+    """Their script needs a browser, this test does not."""
+    pages = "".join((ROOT / page).read_text() for page in PAGES)
+    pictures = list((ROOT / "docs" / "screenshots").iterdir())
+    assert {path.name for path in pictures} == set(re.findall(r"\]\(screenshots/(.*?)\)", pages))
+    assert [path.name for path in pictures if path.stat().st_size > 60_000] == []
+
+
+def test_the_script_of_screenshots_says_that_it_needs_a_browser(monkeypatch, capsys):
+    script = loaded("docs/screenshots.py")
+    monkeypatch.setattr(script, "CHROMIUM", None)
+    assert script.main() == 1
+    assert "install chromium" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("page", CODE_PAGES)
 def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     if page in LIBRARIES:
