@@ -17,7 +17,7 @@ import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).with_suffix("")
-WIDTH, HEIGHT, QUALITY = 1000, 760, 60
+WIDTH, HEIGHT, QUALITY = 1000, 930, 60
 ROWS, FRAME_ROWS, PAUSE_S = 2_000_000, 20_000, 0.1
 sys.path.append(str(ROOT / "tests" / "support"))
 

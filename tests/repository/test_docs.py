@@ -199,7 +199,7 @@ def test_the_generated_pages_have_every_command_and_lead_to_pages():
 
 def test_the_page_of_promises_lists_the_tests_that_are_marked():
     promises = loaded("docs/hooks.py").promises()
-    assert promises.count("\n- **") >= 15
+    assert promises.count("\n- **") >= 25
     listed = "    - `tests/repository/test_docs.py::test_the_readmes_replay_prints_the_output_that_it_shows`\n"
     assert listed in promises
 
