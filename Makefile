@@ -8,7 +8,7 @@ KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys
 # The tests start hundreds of processes: their imports are compiled to bytecode once, whatever the machine's setting.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults weekly \
+.PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults rounds weekly \
 	follow-histories cluster bench docs dist release-check proto stub clean \
 	tpu-matrix tpu-small gpu-aot
 
@@ -112,6 +112,14 @@ ROUNDS ?= 25
 cluster: build/neighbours/installed
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/support/cluster/kills.py --rounds $(ROUNDS)
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/support/cluster/matrix.py $(ARGS)
+
+# Rounds, after make neighbours: 2,000 random cases against a loop of NumPy, 300 jobs whose service and workers are
+# killed, and kills of jobs of torchrun (docs/explanation/gates.md). About an hour.
+rounds: build/neighbours/installed
+	PENSTOCK_EVIDENCE=long $(BIN)/python -m pytest -m evidence tests/core/test_rounds.py
+	$(BIN)/python tests/support/round_kills.py --cases 300
+	for job in 'service 20' 'rank 20' 'all 10'; do PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu \
+		build/neighbours/bin/python tests/support/torchrun_kills.py $$job || exit 1; done
 
 # A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/evidence/performance.md.
 bench: .venv/installed

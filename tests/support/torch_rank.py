@@ -44,15 +44,19 @@ def main(address, rank, ranks, steps, rendezvous, out, kill_after_s=""):
         first = saved["next"]
     if kill_after_s:
         threading.Timer(float(kill_after_s), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    losses = []
     for number in range(first, steps):
         if number % SAVE_EVERY == 0 and not (number == first and checkpoint.exists()):
             state = {"bag": bag.state_dict(), "model": model.state_dict(), "opt": opt.state_dict(), "next": number}
             torch.save(state, checkpoint.with_suffix(".part"))
             checkpoint.with_suffix(".part").rename(checkpoint)
         opt.zero_grad()
-        (dense(bag(*batch_of(rank, number))) ** 2).sum().backward()
+        loss = (dense(bag(*batch_of(rank, number))) ** 2).sum()
+        loss.backward()
         opt.step()
-    torch.save({"report": tuple(opt.report), "model": model.state_dict()}, out / f"rank-{rank}.done")
+        losses.append(loss.item())
+    done = {"report": tuple(opt.report), "model": model.state_dict(), "losses": losses}
+    torch.save(done, out / f"rank-{rank}.done")
     store.close()
     if rendezvous:
         distributed.destroy_process_group()

@@ -67,6 +67,7 @@ class ServiceStore(Store):
         self._base = 0  # frames of the contributor before this producer
         self._repeated = 0  # of its frames, those that the service had applied in an earlier run
         self._counted = 0, 0  # frames of this store before this producer: applied, stale
+        self._has_returned = False  # whether load_state_dict has said which frames precede the first one
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
         try:
@@ -210,13 +211,17 @@ class ServiceStore(Store):
     def _open_producer(self) -> Producer:
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
         if self._producer is None:
+            producer = self._pusher.producer(self.contributor)  # from here on, nobody else has frames of this name
             counts = self._pusher.connection.act("position", contributor=self.contributor)
             if counts["position"] != counts["durable_position"]:
                 self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
             first = self._first_number or counts["position"] + 1
-            self._producer, self._first_number = self._pusher.producer(self.contributor, first=first), 0
+            producer.begin_at(first)
+            self._producer, self._first_number = producer, 0
             self.frames = self._base = first - 1
             self._repeated = counts["position"] - self._base
+            if self.in_rounds and self.synchronous and not self._has_returned:
+                self.earlier_frames = self._base
             self._counted = self.report.applied, self.report.stale
         if self._watch is None or not self._watch.is_alive():
             self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
@@ -278,7 +283,7 @@ class ServiceStore(Store):
     def _check_skipped(self, answer: Ack) -> None:
         """Raise UsageError if the service has skipped frames that no earlier run of this contributor can have sent."""
         skipped = self.frames - self._base - answer.applied - answer.stale
-        if skipped > self._repeated + 1:  # a run that was killed may have had a frame in flight
+        if skipped > self._repeated:
             raise UsageError(
                 f"{self._uri}: another stream of producer '{self.contributor}' has begun, and frames "
                 "of this one were skipped; processes that push at the same time need different names (contributor=)"
@@ -288,12 +293,21 @@ class ServiceStore(Store):
 
     def seek(self, frames: int) -> None:
         self._check_not_pushed()
-        self.frames, self._first_number = frames, frames + 1
+        self._producer = None  # which state_dict may have opened
+        self.frames, self._first_number, self._has_returned = frames, frames + 1, True
 
     def _check_not_pushed(self) -> None:
         if self._producer is not None and self.frames > self._base:
             raise UsageError("load_state_dict: this store has pushed frames; load before the first step()")
-        self._producer = None  # which state_dict may have opened
+
+    def claim(self) -> None:
+        def taken_over() -> None:
+            with self._lock:
+                self._open_producer()
+
+        self._check_not_pushed()
+        self._has_returned = True
+        self._limited(taken_over, f"its position of producer '{self.contributor}'")
 
     def make_durable(self) -> None:
         def commit() -> None:
@@ -322,9 +336,7 @@ class ServiceStore(Store):
             self._version = status.version
             self.report = self.report._replace(step=status.version.step, pending=status["pending"])
 
-        self._check_not_pushed()
         self._limited(back, f"its return to the tables of '{mark['tag']}'")
-        self._first_number = 0  # the numbers of frames go on, after those that the return has dropped
 
     def reference(self) -> dict[str, str]:
         return {"version": str(self._version.at(self.report.step)), "digest": ""}

@@ -285,7 +285,7 @@ class Step:
             raise UsageError("step: a newer Step pushes the gradients of this store")
         if self._is_accumulating:
             return None
-        num_stale = self.store.report.stale
+        num_stale, num_frames = self.store.report.stale, self.store.frames
         if closure is None:
             self._push(self._frame())
             if self.dense_optimizer is not None:
@@ -295,6 +295,8 @@ class Step:
             loss = self._step_by(closure)
         if self.store.report.stale > num_stale == 0:
             self._warn_of_stale_frames()
+        if self.store.earlier_frames and not num_frames:
+            self._warn_of_earlier_frames()
         return loss
 
     # ---- inside
@@ -379,6 +381,16 @@ class Step:
             stacklevel=3,
         )
 
+    def _warn_of_earlier_frames(self) -> None:
+        """Warn before ranks that begin again learn from their first batches twice."""
+        store = self.store
+        warnings.warn(
+            f"the service has {store.earlier_frames} frames of '{store.contributor}' from an earlier run, and this one "
+            "goes on after them without load_state_dict: if it repeats their batches, its rows learn from them twice; "
+            "save the state before the first step, too, so that each run that begins again can go back to one",
+            stacklevel=3,
+        )
+
     # ---- the state
 
     def state_dict(self) -> dict[str, Any]:
@@ -431,6 +443,7 @@ class Step:
                 f"load_state_dict: rounds of {self.store.num_required} workers return to a version together, and "
                 f"torch.distributed has {ranks} of them: initialize it in all, or roll back with penstock rollback"
             )
+        self.store.claim()  # in all ranks before the return, so that it comes after the last frame of an earlier run
         marks: list[Any] = [mark]
         if ranks > 1:
             marks = [None] * ranks

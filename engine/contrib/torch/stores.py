@@ -134,6 +134,7 @@ class Store(ABC):
         self.synchronous = False  # whether a push waits for the frames of all other ranks
         self.in_rounds = False  # whether a step takes one frame of each rank, also one without rows
         self.frames = 0  # number of the contributor's last frame
+        self.earlier_frames = 0  # of the contributor, which precede this store without a word of load_state_dict
         self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
         self._prefetcher: CallThread | None = None
         self._is_closed = False
@@ -276,6 +277,13 @@ class Store(ABC):
         keep : tags that stay
         """
         return {}
+
+    def claim(self) -> None:
+        """Take the contributor's name over: no frame of an earlier process of that name counts from here on.
+
+        Raises UsageError if this store has pushed frames.
+        """
+        raise NotImplementedError
 
     def return_to(self, mark: Mapping[str, Any], is_first: bool) -> None:
         """Bring the tables back to a mark. is_first : this rank does it, before the others call this"""

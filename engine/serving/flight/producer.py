@@ -76,15 +76,23 @@ class Producer:
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
         self.num_in_gate = 0
-        answer = connection.act("position", contributor=contributor)
-        position = int(answer["durable_position"])
+        # From here on, the service takes no frame of an earlier process of this name, so that the position stays.
+        answer = connection.act("position", contributor=contributor, stream=self._identifier, claims=True)
         self._is_worker = bool(answer.get("in_rounds"))
         self._read = 0  # the last frame that the service is known to have read
-        if first is not None and not 1 <= first <= position + 1:
+        self.last = int(answer["durable_position"])
+        if first is not None:
+            self.begin_at(first)
+
+    def begin_at(self, first: int) -> None:
+        """Number the next frame, of a producer that has sent none. Raises UsageError if an earlier one is missing."""
+        position = int(self._connection.act("position", contributor=self._contributor)["durable_position"])
+        if not 1 <= first <= position + 1:
             raise UsageError(
-                f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
+                f"first: the service holds {position} frames of '{self._contributor}': {first} is not among "
+                "them or next"
             )
-        self.last = position if first is None else first - 1
+        self.last = first - 1
 
     def send(self, frame: Frame, step: int | None = None) -> int:
         """Send a frame. Waits if the buffer is full.

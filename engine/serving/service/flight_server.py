@@ -245,6 +245,8 @@ class FlightServer(AnsweringServer):
         if not isinstance(name, str):
             raise UsageError('position: expected {"contributor": NAME}')
         with self._service.engine.gate.still():
+            if isinstance(stream, str) and request.get("claims") is True:
+                self._service.sequencer.claim(name, stream)
             return {
                 **self._service.sequencer.streams.counts(name, stream),
                 "in_gate": self._service.engine.core.contributed().get(name, 0),

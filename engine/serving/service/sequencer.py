@@ -177,6 +177,12 @@ class Sequencer(CommitListener):
             ):
                 self._turned.wait(LOOK_S)
 
+    def claim(self, contributor: str, identifier: str) -> None:
+        """Take no more frames of a producer's earlier streams. identifier : of the streams that follow"""
+        with self._engine.gate.still():
+            self.streams.claim(contributor, identifier)
+            self._turned.notify_all()
+
     def leave(self, contributor: str, identifier: str) -> None:
         """End the wait of a producer's stream, whose end cannot be read before."""
         with self._engine.gate.still():

@@ -55,6 +55,13 @@ class Stream:
             self.notify(ack)
 
 
+def _replaced(contributor: str) -> UsageError:
+    return UsageError(
+        f"another stream of producer '{contributor}' has begun: this one ends; processes that push at the same time "
+        "need different names"
+    )
+
+
 class ServicePosition(NamedTuple):
     """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
 
@@ -87,6 +94,7 @@ class Streams:
         self._positions = engine.session.positions
         self._open: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
+        self._claims: dict[str, str] = {}  # by contributor: the identifier of the process that took its name over
         step, before = engine.global_step, self._positions.lineage
         # The history of steps: a restart from the checkpoint continues it with another epoch.
         self.lineage = Lineage.new(step) if before is None else before.started(step)
@@ -131,6 +139,8 @@ class Streams:
         Raises UsageError and InputError.
         """
         name, now = request.contributor, self._now()
+        if name is not None and request.stream is not None and self._claims.get(name, request.stream) != request.stream:
+            raise _replaced(name)
         stream = Stream(name, self._first(request), notify, now.tally(name, request.stream), replaced=replaced)
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
@@ -139,14 +149,30 @@ class Streams:
         )
         self._open.add(stream)
         if name is not None:
-            earlier = self._newest.get(name)
-            if earlier is not None and not earlier.is_finished:
-                earlier.notify(replace(earlier.acked, closing=True))
-                earlier.replaced()
+            self._end_newest(name)
             self._newest[name] = stream
             stream.creation = self._positions.creations.get(name)
         notify(stream.acked)
         return stream
+
+    def claim(self, contributor: str, identifier: str) -> None:
+        """End the earlier streams of a producer: of its frames, only those of one process count from here on.
+
+        identifier : of the streams of that process
+        """
+        newest, tally = self._newest.get(contributor), self._positions.tallies.get(contributor)
+        others = {each.stream for each in (tally, None if newest is None else newest.tally) if each is not None}
+        if others - {identifier}:  # else nobody has the name, of which there may be any number
+            self._claims[contributor] = identifier
+        if newest is not None and newest.tally.stream != identifier:
+            self._end_newest(contributor)
+            del self._newest[contributor]
+
+    def _end_newest(self, contributor: str) -> None:
+        earlier = self._newest.get(contributor)
+        if earlier is not None and not earlier.is_finished:
+            earlier.notify(replace(earlier.acked, closing=True))
+            earlier.replaced()
 
     def close(self, stream: Stream) -> None:
         self._open.discard(stream)
@@ -176,12 +202,9 @@ class Streams:
 
     def check_newest(self, stream: Stream) -> None:
         """Raise UsageError if another stream of the producer has begun."""
-        name = stream.contributor
         if not self.is_newest(stream):
-            raise UsageError(
-                f"another stream of producer '{name}' has begun: this one ends; processes that push at the same time "
-                "need different names"
-            )
+            assert stream.contributor is not None
+            raise _replaced(stream.contributor)
 
     def count(self, stream: Stream, tally: Tally) -> None:
         """Count the next number of a stream. tally : the counts of the stream with it"""

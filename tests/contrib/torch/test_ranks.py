@@ -22,6 +22,9 @@ STEPS = 12
 KILLS = 200 if IS_LONG else 10 if IS_EVIDENCE else 2
 
 
+LONG_STEPS = 100
+
+
 def started(*words):
     command = [sys.executable, ROOT / "tests" / "support" / "torch_rank.py", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -74,6 +77,39 @@ def test_ranks_equal_one_process_with_the_same_frames(ranks, tmp_path):
             assert service.engine.state_hash() == engine.state_hash()
 
 
+def losses_of_whole_batches(ranks):
+    """The mean losses in one process, whose batches are those of all ranks together."""
+    torch.manual_seed(0)
+    bag = pt.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True, store=pt.store(tables(1)))
+    model = torch.nn.Linear(DIM, 1)
+    opt, dense = pt.Step(bag), torch.optim.SGD(model.parameters(), lr=0.01 / ranks)  # DDP averages
+    losses = []
+    for number in range(LONG_STEPS):
+        ids, offsets = zip(*(batch_of(rank, number) for rank in range(ranks)), strict=True)
+        begins = np.cumsum([0, *map(len, ids)])
+        ends = [begin + each[1:] for begin, each in zip(begins, offsets, strict=False)]
+        dense.zero_grad()
+        output = model(bag(torch.cat(ids), torch.cat([torch.zeros(1, dtype=torch.int64), *ends])))
+        loss = (output**2).sum()
+        loss.backward()
+        opt.step()
+        dense.step()
+        losses.append(loss.item() / len(output))
+    return losses
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.evidence)])
+def test_losses_of_ranks_in_rounds_are_those_of_whole_batches_in_one_process(ranks, tmp_path):
+    with service_of(in_rounds(ranks)) as service:
+        for process in job(service, tmp_path, ranks, steps=LONG_STEPS):
+            ended(process)
+    parts = [torch.load(tmp_path / f"rank-{rank}.done", weights_only=True)["losses"] for rank in range(ranks)]
+    bags = ranks * 16
+    whole = np.sum(parts, 0) / bags
+    np.testing.assert_allclose(whole, losses_of_whole_batches(ranks), rtol=0, atol=1e-6)
+    assert whole[-1] < whole[0] / 2  # it has learned
+
+
 def arrays(engine):
     """The rows and the slots of the table."""
     return [array.tobytes() for _, array in sorted(engine.retrieve_parameters("user").items())]
@@ -83,10 +119,10 @@ def in_rounds(ranks):
     return engine_of(("user", ROWS, DIM), optimizer=ps.Adagrad(0.1), workers=ranks, reduction="sum")
 
 
-def job(service, folder, ranks, *kill):
+def job(service, folder, ranks, *kill, steps=STEPS):
     """Start the ranks of a job, and wait for their ends. kill : after so many seconds, the first rank"""
     meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
-    words = [(service.address.uri, rank, ranks, STEPS, meeting, folder) for rank in range(ranks)]
+    words = [(service.address.uri, rank, ranks, steps, meeting, folder) for rank in range(ranks)]
     return [started(*each, *(kill if rank == 0 else ())) for rank, each in enumerate(words)]
 
 
@@ -110,6 +146,7 @@ def test_ranks_in_rounds_give_the_same_bits_each_time_and_those_of_one_process(u
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.promise("Workers in rounds have one hash, in any order of arrival and after any kill")
 @pytest.mark.parametrize("number", range(KILLS))
 def test_ranks_that_are_killed_go_back_together_and_end_with_the_same_tables(number, unbroken, tmp_path):
     delay_s = np.random.default_rng([7, number]).random() * 0.4

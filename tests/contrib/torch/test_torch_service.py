@@ -16,6 +16,7 @@ from torch_models import IDS, BagConfig, config_of, engine_of, zipf_batch  # noq
 
 import penstock as ps  # noqa: E402
 import penstock.torch as pt  # noqa: E402
+from penstock.serving.flight.producer import Producer  # noqa: E402
 
 TABLES = {"same dims": (("user", 200, 4), ("item", 100, 4)), "other dims": (("user", 200, 4), ("item", 100, 3))}
 
@@ -204,6 +205,57 @@ def test_a_rank_that_restarts_continues_after_its_checkpoint(tmp_path):
             with pytest.raises(ps.UsageError, match="another stream of producer 'rank-0' has begun"):
                 train(bags_of(store), pt.Step(bags_of(store)), [8])
         assert service.engine.state_hash() == local.state_hash()
+
+
+def test_a_frame_of_a_killed_run_does_not_take_the_number_of_the_next_ones(monkeypatch):
+    """It may still be on its way while the next run learns its position."""
+    tables = TABLES["same dims"]
+    local = engine_of(*tables, optimizer=ps.Adagrad(0.1))
+    bags = bags_of(pt.store(local))
+    train(bags, pt.Step(bags), range(2))
+    with service_of(engine_of(*tables, optimizer=ps.Adagrad(0.1))) as service:
+        killed = pt.store(service.address.uri)
+        train(bags := bags_of(killed), pt.Step(bags), [0])
+        late, begin = bags(batch_of(7)), Producer._begin
+
+        def begin_after_the_late_frame(producer):
+            monkeypatch.setattr(Producer, "_begin", begin)
+            (late.values() ** 2).sum().backward()
+            with pytest.raises(ps.UsageError, match="another stream of producer 'rank-0' has begun"):
+                pt.Step(bags).step()
+            return begin(producer)
+
+        with pt.store(service.address.uri) as again:
+            twins = bags_of(again)
+            opt = pt.Step(twins)
+            monkeypatch.setattr(Producer, "_begin", begin_after_the_late_frame)
+            train(twins, opt, [1])
+            assert opt.report == (2, 1, 0, 0)
+        assert service.engine.state_hash() == local.state_hash()
+
+
+def test_a_run_that_begins_again_in_rounds_without_a_state_is_warned(tmp_path):
+    with service_of(engine_of(workers=1), tmp_path, every=1) as service:
+
+        def trainer():
+            bag = pt.EmbeddingBag(50, 4, mode="sum", store=pt.store(service.address.uri))
+            return bag, pt.Step(bag, synchronous=True)
+
+        def step(bag, opt):
+            bag(IDS).sum().backward()
+            opt.step()
+
+        bag, opt = trainer()
+        state = opt.state_dict()
+        step(bag, opt)
+        bag, opt = trainer()
+        with pytest.warns(UserWarning, match="has 1 frames of 'rank-0' from an earlier run.*without load_state_dict"):
+            step(bag, opt)
+        step(bag, opt)
+        bag, opt = trainer()
+        opt.load_state_dict(state)
+        step(bag, opt)
+        bag.store.close()
 
 
 def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):

@@ -140,6 +140,29 @@ def test_the_newest_stream_of_a_name_counts():
         assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
 
 
+def test_a_new_producer_takes_over_a_name_before_it_sends():
+    """Else a frame that is still on its way from a process that was killed could take the number of its first one."""
+    with service_of() as service, client_of(service) as first, client_of(service) as two:
+        old = first.producer("w0")
+        old.send(FRAMES[0])
+        until(lambda: old.poll().position == 1)
+        new = two.producer("w0")
+        assert new.last == 1
+
+        def send():
+            old.send(FRAMES[5])
+            old.wait()
+
+        with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
+            send()
+        with pytest.raises(flight.FlightServerError, match="another stream of producer 'w0' has begun"):
+            put(service, FRAMES[5:6], contributor="w0", first=2, stream=old._identifier)
+        assert new.send(FRAMES[1]) == 2
+        new.close()
+        assert (new.acked.position, new.acked.applied) == (2, 1)
+        assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -229,6 +252,8 @@ def test_the_actions_and_flights_are_listed():
             "position",
             "checkpoint",
             "rollback",
+            "tag",
+            "leave",
             "drain",
         }
         paths = [[p.decode() for p in info.descriptor.path] for info in client.list_flights()]

@@ -25,7 +25,7 @@ def options_of(token):
 
 
 def act(client, kind, options):
-    return list(client.do_action(flight.Action(kind, encoded({"contributor": "w0"})), options))
+    return list(client.do_action(flight.Action(kind, encoded({"contributor": "w0", "stream": "s"})), options))
 
 
 def put(client, options):
@@ -58,6 +58,8 @@ CALLS = {
     "lookup": (look_up, {b"r", b"o"}),
     "put": (put, {b"p", b"o"}),
     "position": (lambda client, options: act(client, "position", options), {b"p", b"o"}),
+    "leave": (lambda client, options: act(client, "leave", options), {b"p", b"o"}),
+    "tag": (lambda client, options: act(client, "tag", options), {b"o"}),
     "table": (
         lambda client, options: client.do_get(flight.Ticket(encoded({"table": "user"})), options).read_all(),
         {b"r", b"o"},

@@ -198,6 +198,7 @@ def test_more_workers_than_calls_are_refused(tmp_path):
     assert (code, err) == (2, "penstock: 256 workers: their streams take all of 256 calls (--max-calls)\n")
 
 
+@pytest.mark.promise("Workers in rounds have one hash, in any order of arrival and after any kill")
 @pytest.mark.evidence
 @pytest.mark.parametrize("case", range(12))
 def test_kills_of_workers_and_of_the_service_leave_the_tables_of_a_replay(case):
