@@ -81,7 +81,7 @@ tsan: .venv/installed
 sanitize: .venv/installed
 	bash tests/support/sanitize/asan.sh $(BIN)/python $(ARGS)
 
-# Thousands of damaged files and configurations through the command line (docs/reliability.md).
+# Thousands of damaged files and configurations through the command line (docs/evidence/reliability.md).
 # `make fuzz ARGS="--cases 500 --seed 7"`; a failing case is kept in build/fuzz, with the command that reproduces it.
 fuzz: .venv/installed
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz $(ARGS)
@@ -97,7 +97,7 @@ faults: .venv/installed
 	$(BIN)/python tests/support/faults/run.py $(ARGS)
 	$(BIN)/python tests/support/faults/signals.py $(SIGNALS)
 
-# 2,000 random histories of services, stores and followers, after make neighbours (docs/reliability.md). `make
+# 2,000 random histories of services, stores and followers, after make neighbours (docs/evidence/reliability.md). `make
 # follow-histories CASES=50 SEED=7`; a failing history is printed with the command that repeats it. The table is written
 # to tests/support/histories/results.txt.
 CASES ?= 2000
@@ -107,7 +107,7 @@ follow-histories: build/neighbours/installed
 		--cases $(CASES) --seed $(SEED) --record $(ARGS)
 
 # Jobs on a Ray cluster, after make neighbours: 100 kills of readers, owners, nodes and drivers, then jobs of every size
-# against one process (docs/reliability.md). `make cluster ROUNDS=1`: 4 kills.
+# against one process (docs/evidence/reliability.md). `make cluster ROUNDS=1`: 4 kills.
 ROUNDS ?= 25
 cluster: build/neighbours/installed
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/support/cluster/kills.py --rounds $(ROUNDS)
@@ -121,7 +121,7 @@ rounds: build/neighbours/installed
 	for job in 'service 20' 'rank 20' 'all 10'; do PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu \
 		build/neighbours/bin/python tests/support/torchrun_kills.py $$job || exit 1; done
 
-# A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
+# A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/evidence/performance.md.
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 

@@ -1,16 +1,18 @@
-"""The site's first screen, its generated pages, and its folder of versions.
+"""The site's first screen, its generated pages and plots, and its folder of versions.
 
 mkdocs calls the functions ``on_…`` (mkdocs.yml). The generated pages, which are in no folder: every ``--help``, the
-findings of lint, and the promises of the tests.
+findings of lint, and the promises of the tests. Those in docs/evidence/ get their tables and plots from evidence.py.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +22,31 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 FIRST_SCREEN = re.compile(r"<!-- (?:the )?first screen.*?-->\n")
 VERSION = re.compile(r"\d+(\.\d+)+\w*")
+SECTION = re.compile(r"<!-- README.md: (.*) \(docs/hooks.py\) -->")
+EVIDENCE = re.compile(r"<!-- docs/evidence.py: (\w+) -->")
 REDIRECT = """<!doctype html><meta charset="utf-8"><title>penstock</title>
 <meta http-equiv="refresh" content="0; url={version}/"><a href="{version}/">penstock {version}</a>
 """
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages to the files of docs/."""
+    """Add the generated pages and plots to the files of docs/."""
     from mkdocs.structure.files import File
 
-    for name, create in GENERATED.items():
-        files.append(File.generated(config, name, content=create()))
+    plots = {f"evidence/plots/{name}.svg": plot for name, plot in evidence().plots().items()}
+    for name, content in {**{name: create() for name, create in GENERATED.items()}, **plots}.items():
+        files.append(File.generated(config, name, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put README's first screen where the home page marks it."""
-    return FIRST_SCREEN.sub(lambda _: first_screen(), markdown) if page.file.src_uri == "index.md" else markdown
+    """Put README's first screen and sections where a page marks them, and figures where a page of evidence does."""
+    if page.file.src_uri.startswith(("reference/", "decisions/", "evidence/")):
+        page.meta["search"] = {"boost": 0.5}  # behind the pages that say how to do something
+    if page.file.src_uri == "index.md":
+        markdown = FIRST_SCREEN.sub(lambda _: first_screen(), markdown)
+    markdown = SECTION.sub(lambda mark: section(mark[1]), markdown)
+    return EVIDENCE.sub(lambda mark: evidence().TABLES[mark[1]](), markdown)
 
 
 def on_post_build(config: Any) -> None:
@@ -50,9 +60,30 @@ def on_post_build(config: Any) -> None:
         (site.parent / "index.html").write_text(REDIRECT.format(version=names[0]))
 
 
+@cache
+def evidence() -> Any:
+    """Return evidence.py as a module."""
+    spec = importlib.util.spec_from_file_location("evidence", Path(__file__).with_name("evidence.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def first_screen() -> str:
-    """README's part between its two marks, with links that begin in docs/."""
-    return FIRST_SCREEN.split(README.read_text())[1].replace("](docs/", "](")
+    """README's part between its two marks."""
+    return for_site(FIRST_SCREEN.split(README.read_text())[1])
+
+
+def section(title: str) -> str:
+    """README's section of a title."""
+    return for_site(README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0].strip())
+
+
+def for_site(text: str) -> str:
+    """A text of README with links that begin in docs/."""
+    return text.replace("](docs/", "](")
 
 
 def commands() -> str:

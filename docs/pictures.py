@@ -1,20 +1,14 @@
-"""The pictures of README.md and the site: ``python docs/pictures.py`` writes them to docs/pictures/; a test compares.
+"""The diagrams of README.md and the site: ``python docs/pictures.py`` writes them to docs/pictures/; a test compares.
 
-The plots show results of bench/results/; those of ``penstock bench`` are in docs/plots/. A diagram has its own
-background, dark where the reader's system is, so that it is readable on any page.
+Each has its own background, dark where the reader's system is, so that it is readable on any page.
 """
 
 from __future__ import annotations
 
 import html
-import json
 from pathlib import Path
 
-from penstock.bench.tpu.results_page import read_page
-from penstock.contrib.pages.svg import Bar, bars, standalone
-
 FOLDER = Path(__file__).with_suffix("")
-RESULTS = FOLDER.parents[1] / "bench" / "results"
 STYLE = """
 .card{fill:#f7f9fb}.box{fill:#fff;stroke:#7b8794}.ours{fill:#1b6ca8}.line{stroke:#7b8794;fill:none;stroke-width:1.6}
 .head{fill:#7b8794}.ink{fill:#1f2933}.pale{fill:#5b6773}.white{fill:#fff}text{font:14px sans-serif;text-anchor:middle}
@@ -127,36 +121,13 @@ def scaling() -> str:
     return picture(930, 172, "Where rows live: devices, host memory, disk, many machines", parts)
 
 
-def faults() -> str:
-    """Plot the cases of each kind of injected fault."""
-    results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
-    shown = [Bar(r["name"], r["cases"], f"{r['cases']:,}, {r['failed']} failed") for r in results]
-    return standalone(bars(shown, "cases (log scale)", 10.0, True))
-
-
-def tpu_steps() -> str:
-    """Plot the bytes that a compiled step moves per line, by generation: XLA's program next to our kernel."""
-    shown = []
-    for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
-        xla, ours = (
-            float(row["× floor"])
-            for variant in ("xla", "pallas")
-            for row in read_page(RESULTS / "tpu-matrix.md")
-            if [row[name] for name in ("generation", "optimizer", "dim", "variant")]
-            == [generation, "Adam", "128", variant]
-        )
-        shown.append(Bar(generation, xla, f"{xla:.2f}", mark=ours))
-    label = "bytes moved per line ÷ the least that Adam needs, dim 128, 4,096 lines"
-    return standalone(bars(shown, label, legend=("XLA's program", "our kernel")))
-
-
 SOURCES = [("workers", "over Flight"), ("topics", "Kafka, NATS"), ("files, queries", "polars, Delta")]
 OUTPUTS = [
     ("tables", "on TPU, GPU or CPU"),
     ("checkpoints, deltas", "stores, Parquet"),
     ("report", "and a hash of the state"),
 ]
-PICTURES = {"gradient": gradient, "commits": commits, "scaling": scaling, "faults": faults, "tpu_steps": tpu_steps}
+PICTURES = {"gradient": gradient, "commits": commits, "scaling": scaling}
 
 
 if __name__ == "__main__":

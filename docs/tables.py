@@ -7,17 +7,17 @@ tests/repository/test_docs_tables.py checks that every page is up to date.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import penstock as ps
+import penstock.base.errors as error_classes
 import penstock.io.decoding.bad_rows as bad_rows_file
 import penstock.io.delta_format as delta_format
 from penstock.base.events import EVENTS
-from penstock.bench.tpu.results_page import read_page
+from penstock.cli.main import FAILED, INPUT, judged
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import source_kinds
@@ -25,7 +25,6 @@ from penstock.io.table_formats.tensor_names import OPTAX_NAMES, OTHER_NAMES
 from penstock.serving.followers.target_kinds import target_kinds
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "bench" / "results"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -56,6 +55,54 @@ def targets() -> str:
         for kind in target_kinds()
     ]
     return table(("rows to", "for example", "holds", "a transaction", "every", "library"), rows)
+
+
+# Class of base/errors.py → what to do. What raises it is in its docstring.
+ERRORS = {
+    "UsageError": "correct the call, or the flag",
+    "UsageTypeError": "correct the call",
+    "InputError": "repair the input, or [drop](../bad_rows.md) rows; nothing of its frame counts",
+    "TruncatedInputError": "send the rest; `--allow-missing-end` if there never was a marker",
+    "StaleInputError": "name the workers of a step, or `--merge` their logs ([gates](../explanation/gates.md))",
+    "ConfigError": "`penstock validate` lists every place",
+    "StateError": "restore another commit; start a failed engine again from its last",
+    "CommitGoneError": "read again, or [tag](../versions.md#tags) the commit first",
+    "DeltasGoneError": "see [what a reader does](../deltas.md#missing-repeated-or-damaged-deltas)",
+    "CapacityError": "resume with a larger `vocabulary_size` ([a step](../dynamic.md#a-step)), or more passes",
+    "PeerError": "start the job again",
+    "ListenError": "end what listens there, or choose another port",
+    "TargetError": "repair the store, and start the follower again",
+    "ServiceError": "correct the address, token or certificate, if it names one",
+    "ServiceTimeoutError": "retry, or set a larger limit",
+    "ReadTimeoutError": "request fewer rows at a time; look at the writer",
+    "TakeTimeoutError": "the message names who is missing",
+    "CancelledError": "create another accumulator, if it should continue",
+}
+
+
+def errors() -> str:
+    """Return every class of errors: what it also is, the exit code of a command, what raises it, and what to do."""
+    classes = {
+        name: kind
+        for name, kind in vars(error_classes).items()
+        if isinstance(kind, type) and issubclass(kind, ps.PenstockError) and kind is not ps.PenstockError
+    }
+    assert set(ERRORS) == set(classes)
+    items = []
+    for name, advice in ERRORS.items():
+        kind = classes[name]
+        bases = ", ".join(
+            base.__name__ if base.__name__ != name else f"that of {base.__module__.partition('._')[0]}"
+            for base in kind.__bases__
+            if base is not ps.PenstockError
+        )
+        code = INPUT if issubclass(kind, ps.ServiceError) else judged(kind("…"))[0]  # commands convert this one
+        notes = [bases, *([f"exit code {code}"] if code != FAILED else [])]
+        if name not in error_classes.__all__:
+            notes.append("not exported: catch what it also is")
+        raised = (kind.__doc__ or "").partition("\n\n")[0].strip().rstrip(".")
+        items.append(f"- `{name}` ({'; '.join(notes)}): {raised}. **Do**: {advice}")
+    return "\n".join(items)
 
 
 def connector_errors() -> str:
@@ -124,60 +171,70 @@ def _install_line(kind: UriKind) -> str:
     return f"`{kind.library.install_line}`" if kind.library else "–"
 
 
-def faults() -> str:
-    """Return the newest result of each kind of injected fault."""
-    results = json.loads((RESULTS / "faults-2026-11-24.json").read_text())
-    rows = [[r["what"], f"{r['cases']:,}", str(r["failed"])] for r in results]
-    return table(["", "cases", "failed"], rows)
-
-
-def tpu_steps() -> str:
-    """Return the bytes that compiled steps move per line, as multiples of the least, from the compile matrix."""
-    rows = read_page(RESULTS / "tpu-matrix.md")
-    generations = ("v4", "v5e", "v5p", "v6e", "tpu7x")
-    body = []
-    for variant, optimizer, dim in (
-        ("pallas", "Adam", 128),
-        ("xla", "Adagrad", 128),
-        ("xla", "Adam", 128),
-        ("xla", "Adam", 1024),
-    ):
-        cells = {
-            row["generation"]: row["× floor"]
-            for row in rows
-            if (row["variant"], row["optimizer"], row["dim"]) == (variant, optimizer, str(dim))
-        }
-        body.append([f"`{variant}`, {optimizer}, dim {dim}", *(cells[name] for name in generations)])
-    return table(["bytes per line ÷ least", *generations], body)
-
-
-# Metric → when to look; the others explain one of these.
+# Metric → when to look. "none" and a reason, where no alert of its own would help.
 ALERTS = {
+    "rows_total": "its rate falls below half of that of the same hour a week ago",
+    "frames_total": "its rate is 0 while producers run",
     "stale_frames_total": "its rate ÷ that of `penstock_frames_total` exceeds the share of your backup workers",
+    "stale_rows_total": "its rate ÷ that of `penstock_rows_total` exceeds what you would give as `--max-stale`",
+    "stale_lateness_frames_total": "any increase at 4 and more: a worker hangs",
     "dropped_rows_total": "any increase",
+    "truncated_ids_total": "its rate ÷ that of `penstock_rows_total` grows: sequences are longer than configured",
+    "rolled_back_frames_total": "any increase that no one has ordered",
     "not_finite_rows_total": "above 0",
+    "skipped_frames_total": "none: it grows once, when a run resumes",
     "steps_total": "`rate(penstock_steps_total[10m]) == 0` while producers run",
+    "run_seconds": "it falls to 0 more than once an hour: the process restarts",
+    "rows_per_second": "none: alert on the rate of `penstock_rows_total`",
+    "held_bytes": "above a tenth of the memory of the machine: the gate waits too long",
+    "input_read_ratio": "no increase in an hour, of a replay of files",
     "global_steps": "of a replica: far behind its service",
+    "pending_frames": "at `penstock_required_frames` − 1 for longer than a step takes: a worker is missing",
+    "required_frames": "a change that no one has ordered",
     "late_frames_total": "its rate ÷ that of `penstock_frames_total` grows: a worker is slow",
     "absent_steps_total": "any increase, if every worker has rows in every step",
+    "early_frames": "at `ahead` for one worker: it waits for the others",
     "round_wait_seconds": "above several times the time of a step: a worker is missing",
     "learning_rate_ratio": "not that of your schedule",
     "table_rows_total": "no increase in an hour, of a table that always gets rows",
+    "table_distinct_ids": "above what you planned: the ids of a feature have changed",
+    "table_updated_rows_total": "no increase in an hour, of a table that always gets rows",
+    "table_unique_ratio": "far from that of yesterday: the ids of a feature have changed",
+    "table_keys": "it falls by a tenth within an hour",
     "table_keys_ratio": "above 0.9 with `on_full: ERROR`",
+    "table_waiting_keys": "near the rows of the table: waiting keys are forgotten",
+    "table_expired_waiting_keys": "above a tenth of the keys: steps have stopped, so nothing is swept",
+    "table_directory_bytes": "above what `penstock plan` says",
+    "table_admitted_keys_total": "its rate is several times that of yesterday: ids are no longer stable",
     "table_returned_keys_total": "a growing share of the admitted ones: the table is too small",
+    "table_expired_keys_total": "its rate is several times that of yesterday: a feature has gone",
+    "table_evicted_keys_total": "its rate is above what `penstock plan` says",
     "table_rejected_keys_total": "any increase",
+    "table_rolled_back_keys": "none: look at it after a rollback",
+    "table_unadmitted_rows_total": "its share of `penstock_table_rows_total` is above what `penstock plan` says",
+    "table_cache_rows": "none: it is what the configuration says",
     "table_cache_hits_total": "its share of the updated rows is far below that of `penstock plan`",
+    "table_cache_up_rows_total": "its share of the updated rows is far above that of `penstock plan`",
+    "table_cache_down_rows_total": "none: it follows the rows that move up",
+    "table_cache_moved_bytes_total": "its rate nears the bandwidth of the bus",
+    "table_cache_waited_seconds_total": "its rate is above 0.2: steps wait for rows",
     "step_seconds": "the 0.99 quantile exceeds the time between two steps of your producers",
+    "stage_seconds_total": "the rate of `save` is above 0.5: commits are too frequent for the disk",
     "device_problems_total": "above 0",
     "compiles_total": "growing in a steady state",
     "checkpoint_age_seconds": "above several times the usual interval",
+    "checkpoint_bytes": "above a third of the disk that it is on",
+    "checkpoint_steps": "further behind `penstock_global_steps` than `--every`, for several commits",
+    "build_info": "more than one version for an hour: an upgrade has stopped half way",
+    "queued_rows": "near `--max-queued-rows`",
+    "queued_bytes": "near `--queued-memory`",
     "producers": "growing: names of producers are not stable",
     "producer_streams": "below the number of your workers",
     "connections": "near `--max-connections`",
     "calls": "near `--max-calls`",
     "refused_calls_total": "any increase",
-    "queued_rows": "near `--max-queued-rows`",
-    "queued_bytes": "near `--queued-memory`",
+    "lookups_total": "its rate is 0 while serving systems run",
+    "looked_up_rows_total": "none: rows per lookup, with the one above",
 }
 
 
@@ -196,25 +253,22 @@ def metrics() -> str:
         kind = ["gauge" if family.type == "info" else family.type]
         named = [", ".join(f"`{label}`" for label in labels or getattr(family, "_labelnames", ()))]
         text = re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", family.documentation)
-        alert = ALERTS.get(name.removeprefix("penstock_"))
-        ending = f". **Alert**: {alert}" if alert else ""
-        items.append(f"- `{name}` ({'; '.join([*kind, *filter(None, named)])}): {text}{ending}")
-    assert sum("**Alert**" in item for item in items) == len(ALERTS)
+        alert = ALERTS[name.removeprefix("penstock_")]
+        items.append(f"- `{name}` ({'; '.join([*kind, *filter(None, named)])}): {text}. **Alert**: {alert}")
+    assert len(items) == len(ALERTS)
     return "\n".join(items)
 
 
 # Page → name → function that returns the table.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "deltas.md": {"columns": deltas},
-    "formats.md": {"bad rows": bad_rows},
-    "import.md": {"slots": slots},
+    "formats.md": {"bad rows": bad_rows, "slots": slots},
     "sources.md": {"sources": sources},
     "targets.md": {"targets": targets},
+    "reference/errors.md": {"errors": errors},
     "reference/events.md": {"events": events},
     "reference/connector_errors.md": {"errors": connector_errors},
     "reference/metrics.md": {"metrics": metrics},
-    "reliability.md": {"faults": faults},
-    "devices.md": {"steps": tpu_steps},
 }
 
 

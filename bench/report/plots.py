@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.bench.contestants import OURS
 from penstock.bench.report.summary_table import peers_of
-from penstock.contrib.pages.svg import COLOURS, Bar, bars, lines
+from penstock.contrib.pages.svg import COLOURS, MARK, Bar, bars, lines
 
 Run = dict[str, Any]
 
@@ -29,12 +29,15 @@ AXES = {
 
 def ratios(title: str, runs: Sequence[Run]) -> str:
     """Plot one workload: for every kind the peers' times as multiples of ours. runs : of one number of threads"""
-    rows = []
+    rows, legend = [], {}
     for run in runs:
         for n, (ratio, name) in enumerate(sorted(peers_of(run))):
             kind = "" if n else run["kind"].replace("_", "-")
-            rows.append(Bar(kind, ratio, f"{ratio:.3g}×  {name}", COLOUR_OF.get(name.split("_")[0], COLOURS[-1])))
-    return bars(rows, "time of the peer ÷ time of penstock (log scale; bars start at penstock)", 1.0, True, title)
+            library = name.split("_")[0]
+            legend[library] = COLOUR_OF.get(library, COLOURS[-1])
+            rows.append(Bar(kind, ratio, f"{ratio:.3g}×  {name}", legend[library]))
+    axis = "time of the peer ÷ time of penstock (log scale; bars start at penstock)"
+    return bars(rows, axis, 1.0, True, title, legend)
 
 
 def growth(subject: str, runs: Sequence[Run]) -> str:
@@ -68,4 +71,5 @@ def shares(title: str, runs: Sequence[Run]) -> str:
                 for name in (OURS, *(n for _, n in peers_of(run)))
             )
             rows.append(Bar(run["case"], share, f"{share:.0f} %", mark=max(peers, default=None)))
-    return bars(rows, "share of the memory's limit, %", title=title, legend=(OURS, "the best peer"))
+    legend = {OURS: COLOURS[0], **({"the best peer": MARK} if any(row.mark is not None for row in rows) else {})}
+    return bars(rows, "share of the memory's limit, %", title=title, legend=legend)

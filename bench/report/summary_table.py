@@ -1,7 +1,4 @@
-"""The table of figures: ``python -m penstock.bench.report.summary_table RESULT.json [--write docs/performance.md]``.
-
-With --write it replaces the text between the two markers; a test compares the page with the result in bench/results/.
-"""
+"""The table of figures: ``python -m penstock.bench.report.summary_table RESULT.json``, as docs/evidence.py shows it."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from penstock.bench.cases import KINDS
 from penstock.bench.contestants import DISCARDED, OURS, REPLAY, STATIC
 from penstock.bench.workloads import WORKLOADS
 
-BEGIN = "<!-- penstock.bench.report.summary_table: begin -->\n"
-END = "<!-- penstock.bench.report.summary_table: end -->\n"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",
@@ -87,25 +82,12 @@ def provenance(result: dict[str, Any], threads: int) -> str:
     )
 
 
-def written(page: str, table: str) -> str:
-    """Return the page with the table between its markers. Raises ValueError if it has none."""
-    if BEGIN not in page or END not in page:
-        raise ValueError(f"no place for the table: expected the lines {BEGIN.strip()} and {END.strip()}")
-    head, rest = page.split(BEGIN)
-    return head + BEGIN + table + END + rest.split(END)[1]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("result", type=Path)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the text between the markers of this page")
     args = parser.parse_args()
     try:
-        table = markdown(json.loads(args.result.read_text()))
-        if args.write is None:
-            print(table, end="")
-        else:
-            args.write.write_text(written(args.write.read_text(), table))
+        print(markdown(json.loads(args.result.read_text())), end="")
     except (OSError, ValueError, KeyError, TypeError) as error:
         kind = f"{args.result} is no result of penstock bench: " if isinstance(error, KeyError | TypeError) else ""
         print(f"penstock.bench.report.summary_table: {kind}{error}", file=sys.stderr)

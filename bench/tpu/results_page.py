@@ -1,4 +1,4 @@
-"""The results of the matrix as a page, and that page as rows for the table and the plot of docs/devices.md."""
+"""The results of the matrix as a page, and that page as rows for the table and the plot of docs/evidence/devices.md."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class TableChangeOptions(Options):
     new_tables: bool = option(
         "tables that the commit, or the folder of ``init``, lacks start with their initial rows",
         False,
-        flag=Flag(pages=("checkpoints.md#change-the-tables",)),
+        flag=Flag(pages=("change_tables.md",)),
     )
     drop_table: Sequence[str] = option(
         "leave out a table of the commit that the configuration no longer has", (), flag=Flag("NAME", repeated=True)

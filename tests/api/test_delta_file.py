@@ -63,6 +63,7 @@ def test_a_disk_that_is_full_leaves_no_file_and_names_it(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("A file of deltas has every delta once, however often a run was resumed")
 def test_runs_continue_their_delta_file(tmp_path):
     file, folder = tmp_path / "d.arrows", tmp_path / "c"
     for limit in (0, 7, 7, 21, None):

@@ -80,6 +80,7 @@ def test_the_report_for_people_names_the_resumed_position_and_the_commit(replay,
     assert f"committed {tmp_path}/c, step 12\n" in out
 
 
+@pytest.mark.promise("A signal ends a command after a whole frame, which it commits")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_frame_commits_and_reports_it(config, tmp_path, replay, number):
     folder, log = tmp_path / "c", write(tmp_path / "log.arrows", LOG)

@@ -53,6 +53,7 @@ def error_of(directory, **options):
 # ---- round trips
 
 
+@pytest.mark.promise("Written tables are read back bit for bit")
 @given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 2), st.data())
 @settings(deadline=None, max_examples=40)
 def test_written_tables_are_read_back_bit_for_bit(tmp_path_factory, dim, counts, num_slots, data):

@@ -45,6 +45,7 @@ SETUP_CODE = {
         gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
     """,
     "docs/checkpoints.md": "",
+    "docs/change_tables.md": 'engine.save("run1")',
     "docs/deltas.md": """
         engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.Adagrad(0.1))]))
         serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
@@ -60,7 +61,7 @@ SETUP_CODE = {
 # Pages whose commands run between their blocks of Python. A test below parses those of other pages.
 RUN_COMMANDS = ("docs/get_started", "docs/bad_rows", "docs/placement", "docs/readers", "docs/tutorials/")
 # Page → the library that its Python needs.
-LIBRARIES = dict.fromkeys(["docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
+LIBRARIES = dict.fromkeys(["docs/torch.md", "docs/tutorials/from_torch.md", "docs/tutorials/ranks.md"], "torch")
 GENERATED = loaded("docs/hooks.py").GENERATED
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
 COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|(connect|store)\(\"grpc)")
@@ -91,7 +92,7 @@ def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsy
 
 def test_the_home_page_begins_with_the_readmes_first_screen():
     hooks = loaded("docs/hooks.py")
-    home = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    home = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"), meta={})
     page = hooks.on_page_markdown((ROOT / "docs" / "index.md").read_text(), home)
     assert [block for language in ("python", "text", "console") for block in blocks("README.md", language)[:1]] == [
         re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text", "console")
@@ -104,6 +105,21 @@ def test_the_diagrams_are_those_that_their_script_draws():
     pictures = loaded("docs/pictures.py")
     drawn = {f"{name}.svg": draw() for name, draw in pictures.PICTURES.items()}
     assert {path.name: path.read_text() for path in pictures.FOLDER.iterdir()} == drawn, "run: python docs/pictures.py"
+
+
+def test_the_screenshots_are_on_a_page_and_light():
+    """Their script needs a browser, this test does not."""
+    pages = "".join((ROOT / page).read_text() for page in PAGES)
+    pictures = list((ROOT / "docs" / "screenshots").iterdir())
+    assert {path.name for path in pictures} == set(re.findall(r"\]\(screenshots/(.*?)\)", pages))
+    assert [path.name for path in pictures if path.stat().st_size > 60_000] == []
+
+
+def test_the_script_of_screenshots_says_that_it_needs_a_browser(monkeypatch, capsys):
+    script = loaded("docs/screenshots.py")
+    monkeypatch.setattr(script, "CHROMIUM", None)
+    assert script.main() == 1
+    assert "install chromium" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", CODE_PAGES)
@@ -144,8 +160,9 @@ def test_the_tutorial_for_torch_runs_with_its_service(tmp_path, monkeypatch):
     )
     with service_of(penstock.Engine(config), tmp_path / "served") as service:
         namespace = run_python(page, service)
-        again = next(block for block in blocks(page, "python") if "trainer-0" in block)
-        exec(compile(again.replace("grpc://127.0.0.1:8815", service.address.uri), page, "exec"), namespace)
+        trainer = next(block for block in blocks("docs/torch.md", "python") if "trainer-0" in block)
+        for _ in range(2):
+            exec(compile(trainer.replace("grpc://127.0.0.1:8815", service.address.uri), page, "exec"), namespace)
         assert penstock.EmbeddingConfig.load("tables.pbtxt").to_proto() == config.to_proto()
         assert service.status()["frames"] == 20 + 30  # the second start repeats ten batches, which are skipped
         assert namespace["first"] == 20
@@ -182,7 +199,7 @@ def test_the_generated_pages_have_every_command_and_lead_to_pages():
 
 def test_the_page_of_promises_lists_the_tests_that_are_marked():
     promises = loaded("docs/hooks.py").promises()
-    assert promises.count("\n- **") >= 15
+    assert promises.count("\n- **") >= 25
     listed = "    - `tests/repository/test_docs.py::test_the_readmes_replay_prints_the_output_that_it_shows`\n"
     assert listed in promises
 
@@ -208,7 +225,7 @@ class UntimedChecker(doctest.OutputChecker):
         return super().check_output(want, got, optionflags)
 
 
-@pytest.mark.parametrize(("page", "num_examples"), [("accumulators.md", 19), ("activations.md", 12)])
+@pytest.mark.parametrize(("page", "num_examples"), [("accumulators.md", 12), ("activations.md", 12)])
 def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)

@@ -12,11 +12,34 @@ from penstock.model.updates import OPTIMIZERS
 from penstock.serving.followers.target_kinds import target_kinds
 
 tables = loaded("docs/tables.py")
+evidence = loaded("docs/hooks.py").evidence()
 
 
 @pytest.mark.parametrize("page", tables.TABLES)
 def test_generated_tables_are_up_to_date(page):
     assert tables.current(page) == (tables.DOCS / page).read_text(), "run: python docs/tables.py"
+
+
+def test_every_table_of_evidence_is_on_one_page_and_names_files_that_exist():
+    pages = [path.read_text() for path in sorted((tables.DOCS / "evidence").glob("*.md"))]
+    assert sorted(re.findall("<!-- docs/evidence.py: (.*) -->", "".join(pages))) == sorted(evidence.TABLES)
+    text = "".join(create() for create in evidence.TABLES.values())
+    names = set(re.findall(r"`([\w-]+-\d{4}-\d\d-\d\d\.\w+)`", text))
+    assert len(names) > 10
+    assert [name for name in names if not (evidence.RESULTS / name).exists()] == []
+    assert set(re.findall(r"\(plots/(.*)\.svg\)", text)) == evidence.plots().keys()
+
+
+def test_every_plot_of_evidence_has_a_legend():
+    for name, plot in evidence.plots().items():
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", plot)
+        marks = re.findall(r'<rect [^>]*width="12" height="(?:3|12)"', plot)
+        assert (name, len(marks) > 0, len(texts) > len(marks)) == (name, True, True)
+
+
+def test_a_missed_aim_is_shown_as_missed():
+    rows = {row.split("|")[1].strip(): row.split("|")[4].strip() for row in evidence.aims().splitlines()[2:]}
+    assert (rows["w1, coalesce"], rows["w1, sgd"], rows["w1, adagrad"]) == ("yes", "no", "the share")
 
 
 def test_every_source_and_target_has_its_section():

@@ -1,6 +1,7 @@
 """The site: every public name has one place, and its pages lead to it and fit every window."""
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -34,6 +35,45 @@ def test_every_public_name_is_on_exactly_one_page():
 def test_the_names_of_torch_are_on_its_page():
     assert set(listed_names()["penstock.torch"]) == set(pytest.importorskip("penstock.torch").__all__)
 
+
+# Questions in the words of those who ask, five of each kind, and the pages of which one answers: among the first three.
+QUESTIONS = {
+    "a torch engineer": {
+        "train a torch model on several machines": "tutorials/ranks",
+        "gradient clipping torch": "torch, tutorials/from_torch",
+        "learning rate scheduler": "tutorials/from_torch, torch",
+        "migrate from torchrec": "tutorials/moving",
+        "load torch checkpoint": "import, tutorials/from_torch",
+    },
+    "a data engineer": {
+        "read delta lake": "sources",
+        "kafka offset resume": "sources",
+        "nan gradients": "bad_rows",
+        "keep redis up to date": "follow, targets",
+        "spark": "stages",
+    },
+    "an operator": {
+        "undo a bad day": "tutorials/undo",
+        "systemd restart": "deploy",
+        "rotate tokens": "operations",
+        "what to alert on": "operations",
+        "exit code 6": "cli",
+    },
+    "a JAX user": {
+        "keras layer": "functional",
+        "optax optimizer": "functional",
+        "orbax checkpoint": "functional, scaling, import",
+        "table larger than memory": "placement",
+        "several processes jax distributed": "scaling",
+    },
+    "a contributor": {
+        "add a connector": "decisions/connectors",
+        "order of a sum": "decisions/sums, explanation/determinism, scaling",
+        "list of promises": "reference/promises",
+        "which package may import": "decisions/layers",
+        "evidence tests": "decisions/tests, reference/promises",
+    },
+}
 
 # ---- built
 
@@ -86,3 +126,22 @@ def test_the_site_leads_to_its_newest_version_finds_names_and_fits_a_narrow_wind
         page = browser.open(f"{site}/{ps.__version__}/{path}", NARROW, dark=True)
         page.until("document.body.dataset.mdColorScheme === 'slate'")
         assert (path, page.overflow, page.errors) == (path, 0, [])
+
+
+def first_hits(page, query):
+    """Return the pages that the search of the site lists first, without the parts of pages."""
+    page.value("document.querySelector('.md-search-result__meta').textContent = ''")
+    page.value(f"document.querySelector('.md-search__input').value = {json.dumps(query)}")
+    page.value("document.querySelector('.md-search__input').dispatchEvent(new Event('keyup'))")
+    page.until("document.querySelector('.md-search-result__meta').textContent.trim() !== ''")
+    page.until("document.querySelectorAll('.md-search-result__item').length >= 3")
+    links = page.value("[...document.querySelectorAll('.md-search-result__item')].map(i => i.querySelector('a').href)")
+    return [re.sub(r"/?([?#].*)?$", "", link.partition(f"/{ps.__version__}/")[2]) for link in links[:3]]
+
+
+def test_the_sites_search_answers_in_the_words_of_each_kind_of_user(site, browser):
+    page = browser.open(f"{site}/{ps.__version__}/?q=penstock")
+    page.until("document.querySelector('.md-search-result__item') !== null")
+    hits = {query: first_hits(page, query) for questions in QUESTIONS.values() for query in questions}
+    wanted = {query: names.split(", ") for questions in QUESTIONS.values() for query, names in questions.items()}
+    assert {query: found for query, found in hits.items() if not set(found) & set(wanted[query])} == {}

@@ -123,12 +123,12 @@ def bars(
     start: float = 0.0,
     log: bool = False,
     title: str = "",
-    legend: tuple[str, str] | None = None,
+    legend: Mapping[str, str] = {},
 ) -> str:
     """Return a chart with one bar for each row, from ``start``.
 
     x : the axis label; without it there is no axis
-    legend : the names of the bars and of their marks; shown if a row has a mark
+    legend : name → colour, of bars and marks
     """
     bottom = 26 * len(rows) + 6
     values = [start, *(value for row in rows for value in (row.value, row.mark) if value is not None)]
@@ -153,13 +153,14 @@ def bars(
                 f'<rect x="{across.at(row.mark) - 1.5:.1f}" y="{top - 2}" width="3" height="22" fill="{MARK}"/>'
             )
     height = bottom + (40 if x else 2)
-    if legend and any(row.mark is not None for row in rows):
-        for name, colour, left in zip(
-            legend, (COLOURS[0], MARK), (first, first + 40 + LETTER * len(legend[0])), strict=True
-        ):
-            parts.append(f'<rect x="{left:.1f}" y="{height + 4}" width="12" height="12" rx="2" fill="{colour}"/>')
-            parts.append(_text(left + 18, height + 15, name, "start"))
-        height += 22
+    left = 8.0
+    for name, colour in legend.items():
+        if left + 24 + LETTER * len(name) > WIDTH and left > 8:
+            left, height = 8.0, height + 20
+        parts.append(f'<rect x="{left:.1f}" y="{height + 4}" width="12" height="12" rx="2" fill="{colour}"/>')
+        parts.append(_text(left + 18, height + 15, name, "start"))
+        left += 40 + LETTER * len(name)
+    height += 22 if legend else 0
     return _svg(parts, height, 24 if title else 0)
 
 

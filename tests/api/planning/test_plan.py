@@ -43,6 +43,7 @@ def assert_equal(planner, engine, report, number=0):
         assert all(state[key].tolist() == expected[key].tolist() for key in expected if key != "row")
 
 
+@pytest.mark.promise("A plan has the counts of the replay")
 @pytest.mark.parametrize("num_required", [1, 3])
 @pytest.mark.parametrize(
     "dynamic",

@@ -107,6 +107,7 @@ def test_a_mesh_of_explicit_axes_distributes_the_rows_too():
     trains_like_an_engine(config_of(), jax.make_mesh((2,), ("x",), devices=jax.devices()[:2]))
 
 
+@pytest.mark.promise("Updates happen in place, and a steady state compiles nothing")
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_steps_are_in_place_and_compiled_once_after_the_largest_batch(mesh_of, monkeypatch, layout):
     monkeypatch.setenv("PENSTOCK_LAYOUT", layout)

@@ -219,6 +219,7 @@ def test_a_checkpoint_has_an_age_and_a_size(tmp_path):
     assert plain_values["penstock_stage_seconds_total"]["save"] > 0
 
 
+@pytest.mark.promise("Updates happen in place, and a steady state compiles nothing")
 def test_steps_are_timed_and_a_steady_state_compiles_nothing():
     engine = ps.Engine(config_of(), num_required=2)
     metrics = Metrics(engine)

@@ -162,6 +162,7 @@ def test_a_value_of_an_option_that_is_wrong_is_exit_2(option, refused):
         assert "hunzqx" not in line
 
 
+@pytest.mark.promise("No error prints a password or a token")
 @pytest.mark.parametrize("password", ["hun#zqx", "hun/zqx", "hun@zqx", "hun?zqx", "1234/zqx", "12/3?zqx=4"])
 def test_a_password_that_splits_the_uri_is_refused_and_not_printed(password, refused):
     for scheme, host in (("redis", "host:6379/0"), ("rediss", "host"), ("unix", "/tmp/x")):

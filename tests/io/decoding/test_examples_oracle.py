@@ -81,6 +81,7 @@ def changed_rows(reader):
     return [(row["table"], row["step"], row["id"], row["row"]) for batch in reader for row in batch.to_pylist()]
 
 
+@pytest.mark.promise("A stream of examples has the bits of its gradient rows")
 @examples(500, 40, report_multiple_bugs=False)
 @given(st.data())
 def test_random_streams_give_the_oracles_report_state_and_quarantine(mesh_of, tmp_path_factory, data):

@@ -51,6 +51,7 @@ print(same, refused)
 """
 
 
+@pytest.mark.promise("A changed bit of a log is found")
 @pytest.mark.evidence
 def test_every_flip_of_a_single_bit_is_an_error_or_changes_nothing(tmp_path):
     (tmp_path / "log").write_bytes(SMALL)

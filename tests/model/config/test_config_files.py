@@ -113,6 +113,7 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path):
 UNKNOWN = b"\x0a\x2c" + WORKED_BYTES[2:42] + b"\x9a\x06\x01x" + WORKED_BYTES[42:] + b"\xe8\x04\x05"
 
 
+@pytest.mark.promise("Fields of a newer configuration survive loading and saving")
 @pytest.mark.parametrize("name", ["c.pb", "c.binpb", "c"])
 def test_unknown_binary_fields_survive(tmp_path, name):
     config = load(tmp_path, UNKNOWN)

@@ -70,6 +70,7 @@ def test_a_learning_rate_that_only_frames_can_give_is_logged_at_the_start(tmp_pa
         assert (code, err.partition("Z ")[2]) == (0, line)
 
 
+@pytest.mark.promise("A signal ends a command after a whole frame, which it commits")
 @pytest.mark.sampled("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(number, tmp_path, config, frames):

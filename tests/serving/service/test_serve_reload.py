@@ -23,6 +23,7 @@ def reloaded(service):
     return service.process.stdout.readline()
 
 
+@pytest.mark.promise("Tokens and certificates are rotated without losing a frame")
 def test_tokens_and_a_certificate_are_rotated_without_losing_a_frame_or_a_follower(config, tmp_path):
     """The recipe of docs/operations.md."""
     old, new = tmp_path / "old", tmp_path / "new"

@@ -41,6 +41,7 @@ def test_white_space_around_a_token_is_stripped_as_in_a_file(end, monkeypatch, c
         capsys.readouterr()
 
 
+@pytest.mark.promise("No error prints a password or a token")
 @pytest.mark.parametrize("token", [f"reader {TOKEN}", f"{TOKEN}\nother", f"{TOKEN}\x00", f"{TOKEN}é", f"{TOKEN}\x7f"])
 def test_a_token_that_no_header_can_have_is_refused_at_once_and_not_printed(token, monkeypatch):
     with pytest.raises(UsageError, match=r"^token: expected one token, ASCII without spaces") as raised:
