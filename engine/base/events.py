@@ -60,7 +60,7 @@ EVENTS: Mapping[str, tuple[int, str]] = {
         "a service, a broker or a target does not answer: the first failure, and after each minute the last one, with "
         "`retried_s` and `patience`; commands without a log print the line, too",
     ),
-    "reachable_again": (logging.INFO, "it answers"),
+    "reachable_again": (logging.WARNING, "it answers"),
     "waiting": (logging.WARNING, "a trainer with torch waits for a service or other ranks, each minute"),
 }
 

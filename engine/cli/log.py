@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     tags, present = folder.tags(), list(commits(folder))
     entries = list(_entries(folder, present, listed[::-1]))
     pins = [_pin(tag, present) for tag in tags]
-    out.say(f"{folder.path}: {several(len(present), 'commit')}, {several(len(tags), 'tag')}")
+    out.say(f"{folder.path}: {several(len(entries), 'commit')}, {several(len(tags), 'tag')}")
     for entry in entries:
         names = f"  {', '.join(entry['tags'])}" if entry["tags"] else ""
         rows = "all" if entry["base"] else "?" if entry["rows"] is None else count(entry["rows"])

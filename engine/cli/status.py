@@ -59,6 +59,8 @@ def show(uri: str, status: dict[str, Any], out: Output) -> None:
         stale = f", {count(status['stale'])} stale" if status["stale"] else ""
         text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}{stale}"
         out.say(f"frames    {text}, {count(status['pending'])} pending")
+        if "rounds" in status:
+            out.say(f"rounds    {_rounds_text(status['rounds'])}")
         queued = f"{several(status['queued_rows'], 'row')} ({size_text(status['queued_bytes'])}) queued"
         out.say(f"producers {count(status['producers'])}, {several(status['streams'], 'open stream')}, {queued}")
         for reason, number in status["dropped"].items():
@@ -67,3 +69,11 @@ def show(uri: str, status: dict[str, Any], out: Output) -> None:
     out.say(f"callers   {text}, {count(status['refused'])} refused")
     if "lookups" in status:
         out.say(f"lookups   {count(status['lookups'])}: {several(status['looked_up_rows'], 'row')}")
+
+
+def _rounds_text(rounds: dict[str, Any]) -> str:
+    """Return whom the steps are of, and whom this one waits for."""
+    workers = several(len(rounds["workers"]), "worker")
+    if not rounds["missing"]:
+        return f"{workers}, none missing"
+    return f"{workers}, waits for {printable(listed(rounds['missing']))}, for {duration(rounds['waited_s'])}"

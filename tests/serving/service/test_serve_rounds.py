@@ -11,6 +11,7 @@ from round_kills import free_port, run_case
 from services import Process, client_of, config_of, frame, service_of
 
 import penstock as ps
+from penstock.cli.main import main
 from penstock.serving.flight import connect
 
 STEPS = 12
@@ -60,7 +61,7 @@ def test_a_live_job_has_the_hash_of_a_replay_of_its_logs_whoever_is_first(first)
         assert service.engine.state_hash() == of_replay()
 
 
-def test_waits_name_the_workers_that_are_missing():
+def test_waits_name_the_workers_that_are_missing(capsys):
     with service_of(engine_of(3)) as service, client_of(service) as client:
         send(service, 1, frames_of(1, 1))
         explained = client.connection.act("explain")
@@ -68,6 +69,8 @@ def test_waits_name_the_workers_that_are_missing():
         assert explained["frames"] == {"rank-1": 1}
         assert "waits for rank-0, rank-2" in explained["gate"]
         assert client.connection.act("position", contributor="rank-1")["in_gate"] == 1
+        main(["status", service.address.uri])
+        assert "rounds    3 workers, waits for rank-0, rank-2, for " in capsys.readouterr().out
         send(service, 0, frames_of(0, 1))
         assert client.connection.act("explain")["missing"] == ["rank-2"]
 
