@@ -69,6 +69,32 @@ def gradient() -> str:
     return picture(884, 216, "Workers send gradients as Arrow; penstock updates the tables", parts)
 
 
+def gates() -> str:
+    """Return what opens a gate: a number of frames, or one frame of each worker."""
+    policies = [
+        (
+            "num_required: 2",
+            ("worker a", "worker b", "worker c"),
+            0,
+            "2 frames",
+            "the order of arrival",
+            "stale: dropped",
+        ),
+        ("rounds, 2 workers", ("rank-0", "rank-1", "rank-0"), 1, "one of each", "rank-0 + rank-1", "early: waits"),
+    ]
+    parts = []
+    for number, (policy, workers, step, opens, order, rest) in enumerate(policies):
+        x = 20 + 440 * number
+        parts.append(text(x + 202, 24, policy, "ink"))
+        for y, worker, frame_step in zip((40, 96, 152), workers, (0, 0, step), strict=True):
+            parts.append(box(x, y, 104, worker, f"step {frame_step}"))
+        parts += [arrow((x + 104, y), (x + 122, y), (x + 122, 91), (x + 140, 91)) for y in (63, 119)]
+        parts += [box(x + 140, 68, 104, "gate", opens, ours=True), arrow((x + 244, 91), (x + 268, 91))]
+        parts += [box(x + 268, 68, 136, "step 0 → 1", order, ours=True)]
+        parts += [arrow((x + 104, 175), (x + 140, 175)), text(x + 200, 179, rest, "small pale")]
+    return picture(884, 216, "A gate opens when N frames have arrived, or one frame of each worker", parts)
+
+
 def commits() -> str:
     """Return what leaves an engine: commits, which versions name, and deltas, which followers apply."""
     parts = [
@@ -127,7 +153,7 @@ OUTPUTS = [
     ("checkpoints, deltas", "stores, Parquet"),
     ("report", "and a hash of the state"),
 ]
-PICTURES = {"gradient": gradient, "commits": commits, "scaling": scaling}
+PICTURES = {"gradient": gradient, "gates": gates, "commits": commits, "scaling": scaling}
 
 
 if __name__ == "__main__":
