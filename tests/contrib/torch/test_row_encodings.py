@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from cli import outcome
 
+import penstock as ps
 from penstock.model.row_encodings import INT8
 
 torch = pytest.importorskip("torch")
@@ -43,3 +45,17 @@ def test_a_bag_of_encoded_rows(rows):
     decoded = INT8.decode(INT8.encode(rows))
     wanted = np.stack([decoded[[3, 300, 301]].sum(axis=0), decoded[4]])
     np.testing.assert_allclose(sums.numpy(), wanted, rtol=1e-5, atol=1e-42)
+
+
+def test_exported_and_shared_rows_are_read_by_torch(tmp_path, capsys, rows):
+    table = ps.TableConfig(len(rows), 64, name="user", optimizer=ps.SGD(0.1))
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared=tmp_path / "shared")
+    engine.load_parameters("user", rows)
+    engine.save(tmp_path / "c")
+    flags = ("--format", "torch", "--rows", "int8")
+    assert outcome(capsys, "export", tmp_path / "c", tmp_path / "serving.pt", *flags)[0] == 0
+    exported = torch.load(tmp_path / "serving.pt")["user.weight"]
+    shared = torch.from_numpy(ps.Reader(tmp_path / "shared", dtype="int8").lookup("user", range(len(rows))))
+    assert torch.equal(exported, shared)
+    weights = quantized.embedding_bag_byte_unpack(exported).numpy()
+    np.testing.assert_allclose(weights[100:], rows[100:], atol=np.ptp(rows[100:], axis=1).max() / 500)
