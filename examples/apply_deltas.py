@@ -50,6 +50,8 @@ class Follower:
         """Take one batch of a delta. Raises BrokenError; the tables then stay as of the last complete delta."""
         if not batch.num_rows:
             return
+        if encoding := (batch.schema.metadata or {}).get(b"penstock.rows"):
+            raise BrokenError(f"rows of {encoding.decode()}: expected float32")
         step, parent, checksum, rows_left = (
             batch[name][0].as_py() for name in ("step", "parent", "checksum", "rows_left")
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.base.errors import UsageError
-from penstock.io.list_columns import list_column
-from penstock.model.frames import Float32, Int64
+from penstock.io.list_columns import list_column, row_values
+from penstock.model.frames import Array, Int64
+from penstock.model.row_encodings import FLOAT32, ROWS_KEY, RowEncoding
 
-# The key of the format's number in the schema's metadata, and the number.
-DELTAS_KEY, VERSION = b"penstock.delta_stream", b"1"
+# The key of the format's number in the schema's metadata, the number, and that of deltas of encoded rows.
+DELTAS_KEY, VERSION, ENCODED_VERSION = b"penstock.delta_stream", b"1", b"2"
 OPS = ("upsert", "delete")
 
 # A batch ends at the first of these limits: they bound the memory of a consumer, whatever a step changed.
@@ -61,11 +63,12 @@ class Piece(NamedTuple):
     """The values of a block. values : column → float32 (n, floats), "row" first, then the slots of the table
 
     keys : as of the block; the values are of the ids that are not deleted
+    Encoded rows are uint8 (n, bytes).
     """
 
     table: str
     ids: Int64
-    values: Mapping[str, Float32]
+    values: Mapping[str, Array]
     keys: KeyChanges | None = None
 
 
@@ -110,8 +113,11 @@ class DeltaForm:
     unsigned : ids are uint64, stored as the int64 of the same bits
     last : include the clock when each key of a dynamic table occurred last
 
+    rows : how the rows of its batches are stored
     Raises UsageError for a slot that no table has.
     """
+
+    rows = FLOAT32
 
     def __init__(
         self,
@@ -147,6 +153,16 @@ class DeltaForm:
             fields.append(pa.field("checksum", pa.uint32(), nullable=False))
             fields.append(pa.field("rows_left", pa.int64(), nullable=False))
         self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION})
+
+    def with_rows(self, rows: RowEncoding) -> DeltaForm:
+        """Return the form of the same deltas whose rows are stored in another way."""
+        if rows is FLOAT32:
+            return self
+        form, index = copy(self), self.schema.get_field_index("row")
+        field = pa.field("row", pa.binary(), self.schema.field(index).nullable)
+        form.rows = rows
+        form.schema = self.schema.set(index, field).with_metadata({DELTAS_KEY: ENCODED_VERSION, ROWS_KEY: rows.name})
+        return form
 
     def slots_of(self, table: str) -> list[str]:
         """Return the slots of a table that are included."""
@@ -200,6 +216,19 @@ class DeltaForm:
             columns.append(pa.array(np.full(num_rows, rows_left)))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
+        """Yield the pieces of a batch of this form, without slots."""
+        numbers = batch["table"].indices.to_numpy()
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for start, stop in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+            part, table, keys = batch.slice(start, stop - start), self._names[numbers[start]].as_py(), None
+            rows = part["row"]
+            if self._dynamic and not part["clock"].null_count:
+                last = part["last"].fill_null(0).to_numpy() if self.last else None
+                keys = KeyChanges(np.asarray(rows.is_null()), part["clock"][0].as_py(), last)
+            values = row_values(rows, self.rows.width(self._tables[table].dim))
+            yield Piece(table, part["id"].to_numpy().view(np.int64), {"row": values}, keys)
+
     def checksum(self, crc: int, pieces: Sequence[Piece]) -> int:
         """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order.
 
@@ -216,11 +245,11 @@ class DeltaForm:
                 if piece.keys.last is not None:
                     crc = zlib.crc32(np.ascontiguousarray(piece.keys.last[~piece.keys.deleted], "<i8").data, crc)
             for values in piece.values.values():
-                crc = zlib.crc32(np.ascontiguousarray(values, "<f4").data, crc)
+                crc = zlib.crc32(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data, crc)
         return crc
 
     def _lists(self, pieces: Sequence[Piece], column: str) -> pa.Array:
-        """Build a column of lists, null where a table has no such slot."""
+        """Build a column of lists, or of the bytes of encoded rows, null where a table has no such slot."""
         widths = np.concatenate(
             [
                 np.where(_deleted(piece), 0, piece.values[column].shape[1] if column in piece.values else 0)
@@ -228,9 +257,34 @@ class DeltaForm:
             ]
         )
         flat = [piece.values[column].reshape(-1) for piece in pieces if column in piece.values]
-        values = flat[0] if len(flat) == 1 else np.concatenate([*flat, np.zeros(0, np.float32)])
+        none = np.zeros(0, np.float32 if column != "row" or self.rows is FLOAT32 else np.uint8)
+        values = flat[0] if len(flat) == 1 else np.concatenate([*flat, none])
         absent = widths == 0
         return list_column(values, self.schema.field(column).type, widths, absent if absent.any() else None)
+
+
+class DeltaEncoder:
+    """Stores the rows of deltas in another way. form : of the deltas, without slots"""
+
+    def __init__(self, form: DeltaForm, rows: RowEncoding) -> None:
+        self._form, self._encoded = form, form.with_rows(rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._encoded.schema
+
+    def encoded(self, delta: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of one delta, with the checksum of what they contain."""
+        if self._encoded is self._form:
+            yield from delta
+            return
+        crc = None
+        for batch in delta:
+            step, parent, rows_left = (batch[name][0].as_py() for name in ("step", "parent", "rows_left"))
+            encode = self._encoded.rows.encode
+            pieces = [piece._replace(values={"row": encode(piece.values["row"])}) for piece in self._form.pieces(batch)]
+            crc = self._encoded.checksum(checksum_begin(step, parent) if crc is None else crc, pieces)
+            yield self._encoded.batch(pieces, step, parent, crc, rows_left)
 
 
 def _deleted(piece: Piece) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import penstock.base.interrupts as interrupts
-from penstock.base.errors import InputError, listed
+from penstock.base.errors import InputError, listed, short
 from penstock.base.filesystem import atomic_files
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
 from penstock.io.decoding.role_types import is_float_list, storage_type
@@ -27,6 +27,8 @@ from penstock.io.list_columns import list_column
 from penstock.io.sources.batch import arrow_errors
 from penstock.io.sources.parquet import open_parquet
 from penstock.model.config.id_ranges import expected, key_type_hint, outside
+from penstock.model.frames import Array
+from penstock.model.row_encodings import FLOAT32, ROWS_KEY, RowEncoding
 
 _ROWS_AT_ONCE = 1 << 16
 _NOT_READ = "cannot be read as Parquet"
@@ -58,14 +60,16 @@ class TablesWriter:
         self,
         table: str,
         columns: Mapping[str, int],
-        blocks: Iterable[tuple[Float32, ...]],
+        blocks: Iterable[tuple[Array, ...]],
         keys: Int64 | npt.NDArray[np.uint64] | None = None,
+        rows: RowEncoding = FLOAT32,
     ) -> None:
         """Write one table to disk.
 
-        columns : "row" and the slots, with the floats of each per row
-        blocks : (weights, slot, …) of rows in id order, each float32 (n, floats)
+        columns : "row" and the slots, with the floats of each per row; of encoded rows "row" alone, with their bytes
+        blocks : (weights, slot, …) of rows in id order, each float32 (n, floats), or encoded
         keys : the ids of all rows, of a dynamic table; None: 0, 1, 2, …
+        rows : how the weights are stored
         Raises OSError.
         """
         path = table_path(self._directory, table)
@@ -76,8 +80,12 @@ class TablesWriter:
         if keys is not None:
             metadata["penstock.key_type"] = keys.dtype.name
         fields = [pa.field("id", pa.int64() if keys is None else pa.from_numpy_dtype(keys.dtype), nullable=False)]
-        fields += [pa.field(name, pa.list_(element, dim), nullable=False) for name, dim in columns.items()]
-        bad = _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
+        if rows is FLOAT32:
+            fields += [pa.field(name, pa.list_(element, dim), nullable=False) for name, dim in columns.items()]
+        else:  # not lists of small integers, of which Parquet stores each in 32 bits
+            fields.append(pa.field("row", pa.binary(columns["row"]), nullable=False))
+            metadata[ROWS_KEY.decode()] = rows.name
+        bad = _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys, rows)
         if bad:
             self.not_finite[table] = len(bad), int(bad[0] if keys is None else keys[bad[0]])
         file.complete()
@@ -97,7 +105,9 @@ class TablesWriter:
                 file.give_up()
 
 
-def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]], keys: Any) -> list[int]:
+def _write_blocks(
+    file: Any, schema: pa.Schema, blocks: Iterable[tuple[Array, ...]], keys: Any, rows: RowEncoding
+) -> list[int]:
     """Return which rows are infinite or NaN."""
     bad: list[int] = []
     with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
@@ -108,7 +118,7 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
             ids = np.arange(first, first + count) if keys is None else keys[first : first + count]
             lists = (list_column(values, kind) for values, kind in zip(block, schema.types[1:], strict=True))
             writer.write_batch(pa.RecordBatch.from_arrays([pa.array(ids), *lists], schema=schema))
-            bad += (first + rows_not_finite(block)).tolist()
+            bad += (first + rows_not_finite((rows.decode(block[0]), *block[1:]))).tolist()
             first += count
     return bad
 
@@ -193,6 +203,7 @@ def read_shape(directory: Path, table: str) -> tuple[int, dict[str, int]]:
     path = table_path(directory, table)
     with _open(directory, table) as parquet, arrow_errors(_NOT_READ, str(path)):
         schema = parquet.schema_arrow
+        _check_float32(schema, str(path))
         kinds = {name: schema.field(name).type for name in schema.names if name != "id"}
         if "row" not in kinds or not pa.types.is_fixed_size_list(kinds["row"]):
             raise InputError("not a table that --out wrote: no column 'row' of lists of one size", source=str(path))
@@ -211,6 +222,7 @@ def read_keys(directory: Path, table: str) -> npt.NDArray[Any] | None:
 
 def _check_schema(schema: pa.Schema, columns: Mapping[str, int], source: str) -> list[str]:
     """Return which of the columns exist."""
+    _check_float32(schema, source)
     present = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
         if needed not in schema.names:
@@ -226,6 +238,13 @@ def _check_schema(schema: pa.Schema, columns: Mapping[str, int], source: str) ->
         if not is_float_list(storage_type(kind)):
             raise InputError(f"expected a list of {columns[name]} floats, got {kind}", source=source, column=name)
     return present
+
+
+def _check_float32(schema: pa.Schema, source: str) -> None:
+    if ROWS_KEY in (schema.metadata or {}):
+        encoding = short(schema.metadata[ROWS_KEY].decode(errors="replace"))
+        problem = f"rows of {encoding}, which are for serving; export the checkpoint without --rows"
+        raise InputError(problem, source=source)
 
 
 def _ids(column: pa.Array, vocabulary_size: int, table: str, source: str) -> Int64:

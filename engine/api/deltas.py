@@ -91,6 +91,10 @@ class Deltas(StepObserver):
             core.observe(self)
 
     @property
+    def form(self) -> DeltaForm:
+        return self._form
+
+    @property
     def schema(self) -> pa.Schema:
         return self._form.schema
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.checkpoint.versions import NamedCommit
 from penstock.io.table_files import rows_not_finite
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Array, Float32, Int64
+from penstock.model.row_encodings import FLOAT32, RowEncoding
 from penstock.model.updates import RowWiseAdagrad
 
 
@@ -30,9 +31,12 @@ class SavedTables:
 
     path : ``DIR``, of which the newest complete commit is read, or ``DIR@VERSION``
     tables : name → its entry in the manifest: vocabulary_size, dim, optimizer, slots
+    rows : how the weights are stored
     not_finite : name → how many rows that ``parts`` has returned are infinite or NaN, and the id of the first one; only
         of tables that have some
     """
+
+    rows = FLOAT32
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         version = NamedCommit.of(path)
@@ -52,10 +56,7 @@ class SavedTables:
             raise StateError(f"{self._where}: table '{name}' has more rows than the files can contain")
         with trusting(self._where):
             parts = self._parts(name, num_rows, dims)
-        bad = rows_not_finite(tuple(parts.values()))
-        if len(bad):
-            keys = self.keys(name)
-            self.not_finite[name] = len(bad), int(bad[0] if keys is None else keys[bad[0]])
+        self.not_finite |= _not_finite(name, list(parts.values()), self.keys(name))
         return parts
 
     def _parts(self, name: str, num_rows: int, dims: Mapping[str, int]) -> dict[str, Float32]:
@@ -96,6 +97,30 @@ class SavedTables:
     @cached_property
     def _directories(self) -> dict[str, Mapping[str, Array]]:
         return directories_of(self._folder, self.commit)
+
+
+class EncodedTables:
+    """The tables of a commit for serving: their weights in fewer bits, without slots. Attributes as of SavedTables."""
+
+    def __init__(self, saved: SavedTables, rows: RowEncoding) -> None:
+        self._saved, self.rows, self.tables = saved, rows, saved.tables
+        self.keys, self.num_rows = saved.keys, saved.num_rows
+        self.not_finite: dict[str, tuple[int, int]] = {}
+
+    def parts(self, name: str) -> dict[str, Array]:
+        """Return the weights of one table, uint8 (rows, bytes per row)."""
+        weights = self.rows.encode(self._saved.parts(name)[WEIGHTS])
+        self.not_finite |= _not_finite(name, [self.rows.decode(weights)], self.keys(name))
+        return {WEIGHTS: weights}
+
+    def part_dims(self, name: str) -> dict[str, int]:
+        return {WEIGHTS: self.rows.row_bytes(self.tables[name]["dim"])}
+
+
+def _not_finite(name: str, parts: Sequence[Float32], keys: Array | None) -> dict[str, tuple[int, int]]:
+    """Return the entry of a table in ``not_finite``; {} if it has none."""
+    bad = rows_not_finite(parts)
+    return {name: (len(bad), int(bad[0] if keys is None else keys[bad[0]]))} if len(bad) else {}
 
 
 def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[Float32]]]:

@@ -12,6 +12,7 @@ from penstock.base.flag_values import local_path, number
 from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, count, several
 from penstock.cli.status import TIMEOUT_S, client_of
+from penstock.model.row_encodings import ENCODINGS, FLOAT32
 from penstock.serving.followers.follower import Follower, Progress
 from penstock.serving.followers.target_kinds import open_target, target_forms, target_kind, target_kinds
 
@@ -48,6 +49,9 @@ def add(command: Parser) -> None:
         metavar="S",
         help="seconds to retry while the service or the target is gone or full (default: for ever; with --once 60)",
     )
+    command.add_argument(
+        "--rows", choices=ENCODINGS, default=FLOAT32.name, help="how the target stores rows (default: float32)"
+    )
     command.add_argument("--replace", action="store_true", help="overwrite a target with the tables of another job")
     for name in ("log_level", "log_format"):
         add_flag(command, name)
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     patience_s = args.patience if args.patience is not None else ONCE_S if args.once else math.inf
     with client_of(args.address, TIMEOUT_S, patience_s) as client:
         interval_s = target_kind(args.into).interval_s if args.interval is None else args.interval
-        follower = Follower(client, target, patience_s, interval_s, args.replace)
+        follower = Follower(client, target, patience_s, interval_s, args.replace, rows=args.rows)
 
         def say_start() -> None:
             step = count(follower.progress.step or 0)

@@ -20,10 +20,10 @@ from penstock.base.errors import CapacityError, StateError
 from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64, valid_ids
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Array, Coalesced, Float32, Int64, SummedArrays
+from penstock.model.row_encodings import nearest
 from penstock.model.stats import KeyReport
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.row_keys import RowKeys
-from penstock.rows.bridge.stochastic_rounding import nearest
 from penstock.rows.initializers import InitialRows, initial_rows
 from penstock.rows.key_directory import clock_at, key_report, keys_of_opening, make_directory, no_room, no_room_for_load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.io.table_formats.table_format import TableFormat, TablesToWrite
 from penstock.model.config.specs import WEIGHTS
-from penstock.model.frames import Float32
+from penstock.model.frames import Array
 
 _ROWS_AT_ONCE = 1 << 14
 
@@ -18,11 +18,11 @@ def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
     with TablesWriter(out) as writer:
         for name in saved.tables:
             dims = {"row" if part == WEIGHTS else part: dim for part, dim in saved.part_dims(name).items()}
-            writer.write(name, dims, _blocks(saved.parts(name)), saved.keys(name))
+            writer.write(name, dims, _blocks(saved.parts(name)), saved.keys(name), saved.rows)
     return writer.written
 
 
-def _blocks(parts: Mapping[str, Float32]) -> Iterator[tuple[Float32, ...]]:
+def _blocks(parts: Mapping[str, Array]) -> Iterator[tuple[Array, ...]]:
     for start in range(0, len(parts[WEIGHTS]), _ROWS_AT_ONCE):
         yield tuple(rows[start : start + _ROWS_AT_ONCE] for rows in parts.values())
 

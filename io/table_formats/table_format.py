@@ -25,7 +25,8 @@ from penstock.base.errors import InputError, PenstockError, listed
 from penstock.base.integrations import FORMATS, declared
 from penstock.io.registry import Library, either
 from penstock.io.table_formats.unread_formats import other_folder, unread
-from penstock.model.frames import Array, Float32
+from penstock.model.frames import Array
+from penstock.model.row_encodings import RowEncoding
 
 # A library's words for a length, a checksum or an end that does not fit.
 _DAMAGE = re.compile(
@@ -86,11 +87,15 @@ class TablesToWrite(Protocol):
     @property
     def tables(self) -> Mapping[str, Any]: ...
 
-    def part_dims(self, name: str) -> Mapping[str, int]:
-        """Return the floats per row of the weights and of each slot, by name."""
+    @property
+    def rows(self) -> RowEncoding:
+        """How the weights are stored."""
 
-    def parts(self, name: str) -> Mapping[str, Float32]:
-        """Return the weights and slots by name, float32 (rows, floats per row)."""
+    def part_dims(self, name: str) -> Mapping[str, int]:
+        """Return the floats per row of the weights and of each slot, by name; of encoded weights, their bytes."""
+
+    def parts(self, name: str) -> Mapping[str, Array]:
+        """Return the weights and slots by name, float32 (rows, floats per row); encoded weights are uint8."""
 
     def keys(self, name: str) -> Array | None:
         """Return the keys of a dynamic table, in the order of its rows; None: it is not dynamic."""

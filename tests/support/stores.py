@@ -20,6 +20,7 @@ from limits import until
 from services import free_port
 
 import penstock as ps
+from penstock.model.row_encodings import ENCODINGS
 from penstock.serving.followers.target_kinds import open_target
 
 DIM, ITEMS, KEYS = 4, 30, 32
@@ -46,8 +47,20 @@ def frame(step, keys=None):
     return batch(pa.array(np.concatenate([items, keys])), values, table=tables)
 
 
-def rows_of(engine):
-    """Return table → id → the bytes of the row in the engine."""
+def rows_of(engine, rows="float32"):
+    """Return table → id → the bytes of the row in the engine, stored as ``rows``."""
+    stored, encoding = _rows_of(engine), ENCODINGS[rows]
+    dims = {spec.name: spec.dim for spec in engine.config.tables}
+    return {
+        name: {
+            id_: encoding.encode(np.frombuffer(row, np.float32).reshape(1, dims[name])).tobytes()
+            for id_, row in table.items()
+        }
+        for name, table in stored.items()
+    }
+
+
+def _rows_of(engine):
     rows = {}
     for name, spec in ((spec.name, spec) for spec in engine.config.tables):
         if spec.dynamic is None:
@@ -57,6 +70,11 @@ def rows_of(engine):
         else:
             rows[name] = {key: np.array(row, np.float32).tobytes() for key, row in physical(engine, name).items()}
     return rows
+
+
+def bytes_of(row):
+    """Return the bytes of a row that a store has as a list of floats, or as the bytes of an encoded one."""
+    return row if isinstance(row, bytes) else np.array(row, np.float32).tobytes()
 
 
 class _Store:
@@ -324,7 +342,7 @@ class Parquet(_FileStore):
         for name in self.tables:
             read = pa.parquet.read_table(self.path / "current" / f"{name}.parquet")
             rows = zip(read["id"].to_pylist(), read["row"].to_pylist(), strict=True)
-            results[name] = {id_: np.array(row, np.float32).tobytes() for id_, row in rows}
+            results[name] = {id_: bytes_of(row) for id_, row in rows}
         return results
 
     def step(self):
@@ -332,16 +350,17 @@ class Parquet(_FileStore):
 
 
 class Shared(_FileStore):
-    """Files of this machine, which penstock's reader maps: there is no other one."""
+    """Files of this machine, which penstock's reader maps: there is no other one. rows : the dtype that it reads"""
 
     extra = None
+    rows = "float32"
 
     def __init__(self, folder):
         self.path = folder / "rows"
         self.target = f"shared:{self.path}"
 
     def read(self):
-        with ps.Reader(self.path) as reader:
+        with ps.Reader(self.path, dtype=self.rows) as reader:
             ids = {
                 layout.name: np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
                 for layout in reader.layouts
@@ -440,7 +459,7 @@ class Function(_Store):
     def read(self):
         tables = {name: {} for name in self.tables}
         for (table, id_), row in function_rows.rows.items():
-            tables[table][id_] = np.array(row, np.float32).tobytes()
+            tables[table][id_] = bytes_of(row)
         return tables
 
     def step(self):

@@ -29,7 +29,8 @@ from penstock.io.table_formats.table_format import (
     leaves,
     library_errors,
 )
-from penstock.model.frames import Array, Float32
+from penstock.model.config.specs import WEIGHTS
+from penstock.model.frames import Array
 
 _LIBRARY = Library("orbax", "orbax")
 _TITLE = "an Orbax checkpoint"
@@ -38,7 +39,7 @@ _MARKS = ("_CHECKPOINT_METADATA", _TREE)
 _ONLY_ITEM = "default"  # of a CheckpointManager that saves one tree
 
 
-def save_tree(path: str | os.PathLike[str], tree: Mapping[str, Mapping[str, Float32]]) -> None:
+def save_tree(path: str | os.PathLike[str], tree: Mapping[str, Mapping[str, Array]]) -> None:
     """Write a new folder, which Orbax renames into place once it is complete. Raises UsageError, OSError."""
     folder = Path(path).absolute()
     if folder.exists():
@@ -107,8 +108,13 @@ def _load(orbax: Any, checkpointer: Any, folder: Path, tree: Any, path: TreePath
 
 
 def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
-    save_tree(out, {name: saved.parts(name) for name in saved.tables})
+    save_tree(out, {name: _values(saved, name) for name in saved.tables})
     return [out]
+
+
+def _values(saved: TablesToWrite, name: str) -> dict[str, Array]:
+    parts = saved.parts(name)
+    return {**parts, WEIGHTS: saved.rows.as_values(parts[WEIGHTS])}
 
 
 FORMAT = TableFormat(

@@ -26,12 +26,16 @@ from penstock.io.table_formats.table_format import (
     indexed_shards,
     library_errors,
 )
+from penstock.model.config.specs import WEIGHTS
+from penstock.model.row_encodings import FLOAT32, ROWS_KEY
 
 _LIBRARY = Library("safetensors", "safetensors")
 _TITLE = "a safetensors file"
 _INDEX = "*.safetensors.index.json"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_BYTES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8, "U64": 8}  # of what is written
+_ENCODED = {"float32": "F32", "bfloat16": "BF16", "int8": "U8"}  # encoding of the weights → dtype
 _ALIGNMENT = 8  # of the first tensor, in bytes
 
 
@@ -69,15 +73,18 @@ def _tensor(rows: Any) -> Tensor:
 
 def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
     header: dict[str, Any] = {"__metadata__": {"penstock.global_step": str(step)}}
+    if saved.rows is not FLOAT32:
+        header["__metadata__"][ROWS_KEY.decode()] = saved.rows.name
     end = 0
     for name in saved.tables:
         keys, num_rows = saved.keys(name), saved.num_rows(name)
-        entries: list[tuple[str, str, list[int]]] = [
-            (part, "F32", [num_rows, dim]) for part, dim in saved.part_dims(name).items()
-        ]
+        entries: list[tuple[str, str, list[int]]] = []
+        for part, dim in saved.part_dims(name).items():
+            dtype = _ENCODED[saved.rows.name] if part == WEIGHTS else "F32"
+            entries.append((part, dtype, [num_rows, dim // 2 if dtype == "BF16" else dim]))  # of bytes
         entries += [] if keys is None else [("keys", _NAMES[keys.dtype.name], [num_rows])]
         for part, dtype, shape in entries:
-            first, end = end, end + int(np.prod(shape)) * (4 if dtype == "F32" else 8)
+            first, end = end, end + int(np.prod(shape)) * _BYTES[dtype]
             header[f"{name}/{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [first, end]}
     text = json.dumps(header).encode()
     text = text.ljust(-len(text) % _ALIGNMENT + len(text))

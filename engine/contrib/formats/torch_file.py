@@ -41,6 +41,7 @@ from penstock.io.table_formats.table_format import (
 )
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Array
+from penstock.model.row_encodings import BFLOAT16
 
 LIBRARY = Library("torch", "torch")
 _TITLE = "a file of torch.save"
@@ -115,7 +116,9 @@ def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
         for name in saved.tables:
             for part, array in _mapped(scratch, saved, name).items():
                 state, key = (weights, "weight") if part == WEIGHTS else (slots, part)
-                state[f"{name}.{key}"] = torch.from_numpy(array)
+                tensor = torch.from_numpy(array)
+                is_bfloat16 = part == WEIGHTS and saved.rows is BFLOAT16
+                state[f"{name}.{key}"] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
         files = [stack.enter_context(_saved(torch, weights, out))]
         beside = out.with_name(f"{out.stem}.slots{out.suffix}")
         if slots:
@@ -150,7 +153,7 @@ def _mapped(scratch: IO[bytes], saved: TablesToWrite, name: str) -> dict[str, Ar
     mapped: dict[str, Array] = {}
     for key, array in arrays_of(saved, name).items():
         interrupts.check()
-        first = scratch.seek(0, 2)
+        first = scratch.seek(-scratch.seek(0, 2) % 8, 2)
         scratch.write(np.ascontiguousarray(array).data)
         scratch.flush()
         # Private: torch refuses arrays that are read-only.

@@ -62,6 +62,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class DeltaLake(Target):
     """The table of ``delta:URI``. Ids of uint64 keys are stored as the int64 of the same bits: Delta has no uint64."""
 
+    takes_encoded = False
+
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         self._uri = TARGET.location(uri)

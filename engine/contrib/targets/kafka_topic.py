@@ -241,7 +241,7 @@ class KafkaTopic(Target):
 
 def _send_rows(send: Any, tables: Sequence[TableRows]) -> None:
     for rows in tables:
-        for id_, row in zip(rows.ids.tolist(), rows.rows.astype("<f4", copy=False), strict=True):
+        for id_, row in zip(rows.ids.tolist(), rows.little_endian, strict=True):
             send(row_key(rows.table, id_), row.tobytes())
         for id_ in rows.removed.tolist():
             send(row_key(rows.table, id_), None)

@@ -47,6 +47,8 @@ JOB, EPOCH, STEP = "penstock.job", "penstock.epoch", "penstock.step"
 class LanceDataset(Target):
     """The dataset of ``lance:URI``. Rows are lists of one size if all tables have the same dim."""
 
+    takes_encoded = False
+
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         self._uri = TARGET.location(uri)

@@ -153,6 +153,6 @@ def _keys(ids: Any) -> Iterator[bytes]:
 
 
 def _put(txn: Any, table: Any, rows: TableRows) -> None:
-    values = rows.rows.astype("<f4", copy=False)
+    values = rows.little_endian
     with txn.cursor(table) as cursor:
         cursor.putmulti(zip(_keys(rows.ids), (row.tobytes() for row in values), strict=True))

@@ -20,6 +20,7 @@ import pyarrow.parquet
 from penstock.base.errors import StateError
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import read_json
+from penstock.io.list_columns import row_values
 from penstock.io.table_files import TablesWriter, table_path
 from penstock.serving.followers.changes import merged
 from penstock.serving.followers.row_table import blocks_of
@@ -89,7 +90,8 @@ class ParquetFolder(Target):
                 for name, form in new.job.tables.items():
                     rows = tables[name]
                     blocks = ((part.rows,) for part in blocks_of(rows))
-                    writer.write(name, {"row": form.dim}, blocks, None if form.key_type is None else rows.ids)
+                    keys, encoding = None if form.key_type is None else rows.ids, new.job.rows
+                    writer.write(name, {"row": encoding.width(form.dim)}, blocks, keys, encoding)
             with atomic_files.publishing(folder / STATE) as file:
                 file.write(json.dumps(new.encoded()).encode())
         except BaseException:
@@ -120,14 +122,14 @@ class ParquetFolder(Target):
         current = os.readlink(self._path / LINK)
         if current != self._folder:
             try:
-                tables = {name: self._read_table(name, form.dim) for name, form in stored.job.tables.items()}
+                widths = {name: stored.job.rows.width(form.dim) for name, form in stored.job.tables.items()}
+                tables = {name: self._read_table(name, width) for name, width in widths.items()}
             except (pa.ArrowException, FileNotFoundError) as error:
                 raise StateError(f"{self.name}: {error}; use another folder") from error
             self._tables, self._folder = tables, current
         return self._tables
 
-    def _read_table(self, name: str, dim: int) -> TableRows:
+    def _read_table(self, name: str, width: int) -> TableRows:
         table = pa.parquet.read_table(table_path(self._path / LINK, name)).combine_chunks()
         ids = table["id"].to_numpy()
-        flat = table["row"].combine_chunks().flatten().to_numpy()
-        return TableRows(name, ids, flat.reshape(-1, dim), ids[:0])
+        return TableRows(name, ids, row_values(table["row"].combine_chunks(), width), ids[:0])

@@ -75,7 +75,8 @@ class PythonFunction(Target):
         step = new.version.step
         with self._compared(before):
             self._state.unlink(missing_ok=True)
-            self._call(_batch([], new.job).replace_schema_metadata({FULL_COPY: b"true"}), step)
+            first = _batch([], new.job)
+            self._call(first.replace_schema_metadata({**(first.schema.metadata or {}), FULL_COPY: b"true"}), step)
             for rows in tables:
                 for part in blocks_of(rows):
                     self._call(_batch([part], new.job), step)

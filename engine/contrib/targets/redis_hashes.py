@@ -336,7 +336,7 @@ def _interruptible(kind: Any, answer_s: float) -> Any:
 
 def _set(pipe: Any, key: str, rows: TableRows) -> None:
     """Set the rows of a hash."""
-    values = rows.rows.astype("<f4", copy=False)
+    values = rows.little_endian
     for first in range(0, len(rows.ids), FIELDS):
         part = slice(first, first + FIELDS)
         fields: Mapping[Any, Any] = {

@@ -1,4 +1,4 @@
-"""Rounding of float32 to bfloat16, stochastic or to nearest, with the same bits from numpy and jax.numpy.
+"""Stochastic rounding of float32 to bfloat16, with the same bits from numpy and jax.numpy.
 
 An update is often smaller than half the distance between two bfloat16 values; rounding to nearest would lose it every
 time. Stochastic rounding rounds each element up with the probability that preserves the mean. A hash of (key, id,
@@ -80,17 +80,6 @@ def stochastic(xp: ModuleType, bits: Array, key: Array, ids: Array, elements: Ar
     # A NaN's payload may be in the lower half alone; setting the quiet bit keeps it a NaN.
     special = (size & upper) | xp.where(size > EXPONENT, xp.uint32(0x00400000), xp.uint32(0))
     return sign | xp.where(size >= EXPONENT, special, rounded)
-
-
-def nearest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Round float32 to the nearest bfloat16 values, ties to even; return them as float32. NumPy only."""
-    bits = values.view(np.uint32)
-    even = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
-    special = (bits & np.uint32(EXPONENT)) == EXPONENT
-    truncated = np.where(np.isnan(values), (bits | np.uint32(0x00400000)), bits) & np.uint32(0xFFFF0000)
-    out: npt.NDArray[np.float32] = np.where(special, truncated, rounded).astype(np.uint32).view(np.float32)
-    return out
 
 
 def _mixed(bits: Array) -> Array:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from penstock.base.integrations import KERNELS
 from penstock.model.frames import Float32, Int64, UInt32
+from penstock.model.row_encodings import nearest
 from penstock.rows.bridge import programs
 from penstock.rows.bridge.backend_tables import parts_of, quoted, row_ids
 from penstock.rows.bridge.dispatcher import Dispatcher
@@ -26,7 +27,7 @@ from penstock.rows.bridge.program_cache import Programs, compiler_of
 from penstock.rows.bridge.row_format import Line, without_marks
 from penstock.rows.bridge.sharding import TableDefinition
 from penstock.rows.bridge.stacking import MemberRows, Stack
-from penstock.rows.bridge.stochastic_rounding import key_of, nearest, words_of
+from penstock.rows.bridge.stochastic_rounding import key_of, words_of
 
 log = logging.getLogger("penstock")
 

@@ -30,12 +30,14 @@ from penstock.base.errors import StateError, UsageError, short
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.model.frames import Int64
+from penstock.model.row_encodings import ENCODINGS, FLOAT32, RowEncoding
 from penstock.model.version import Version
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.initializers import InitialRows
 
 HEADER = "tables"  # the file
-MAGIC, FORMAT = b"penstock", 1
+# The number of the format; a reader that knows no encoded rows refuses the second one.
+MAGIC, FORMAT, ENCODED_FORMAT = b"penstock", 1, 2
 WORDS_BEGIN, HISTORY_BEGIN, DESCRIPTION_BEGIN = 64, 128, 4096
 MOST_BYTES = 64 << 20  # of a description
 _TEXT_BYTES = 64  # of lineage and epoch
@@ -72,6 +74,7 @@ class TableLayout:
     row_floats : of a row with its slots, which follow the ``dim`` weights
     rows, pages : the files of every device: rows from ``first_float`` on, counters of pages from ``first_page`` on
     keys : of a dynamic table
+    encoding : how weights are stored; the bytes of encoded ones fill ``num_words`` floats of a row
     """
 
     name: str
@@ -88,6 +91,16 @@ class TableLayout:
     pages: tuple[str, ...]
     id_type: str = "int64"
     keys: KeyFile | None = None
+    encoding: str = FLOAT32.name
+
+    @property
+    def row_encoding(self) -> RowEncoding:
+        return ENCODINGS[self.encoding]
+
+    @property
+    def num_words(self) -> int:
+        """The floats that the weights of a row take."""
+        return words_per_row(self.row_encoding, self.dim)
 
     @property
     def id_range(self) -> int:
@@ -99,6 +112,11 @@ class TableLayout:
     def as_given(self, ids: Int64) -> npt.NDArray[Any]:
         """Return ids in their type."""
         return ids.view(self.id_type)
+
+
+def words_per_row(rows: RowEncoding, dim: int) -> int:
+    """Return the floats of 32 bits that hold the weights of an encoded row."""
+    return -(-rows.row_bytes(dim) // 4)
 
 
 @dataclass(frozen=True)
@@ -122,8 +140,14 @@ class Description:
 
 def packed(description: Description) -> bytes:
     """Return a header whose words are 0."""
-    text = json.dumps(asdict(description)).encode()
-    head = _HEAD.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest())
+    fields, number = asdict(description), FORMAT
+    for table in fields["tables"]:
+        if table["encoding"] == FLOAT32.name:
+            del table["encoding"]
+        else:
+            number = ENCODED_FORMAT
+    text = json.dumps(fields).encode()
+    head = _HEAD.pack(MAGIC, number, len(text), hashlib.sha256(text).digest())
     return head.ljust(DESCRIPTION_BEGIN, b"\0") + text
 
 
@@ -132,8 +156,9 @@ def unpacked(data: bytes, path: Path) -> Description:
     if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
         raise StateError(f"{path}: is no header of shared tables; expected a folder that --shared wrote")
     _, number, length, digest = _HEAD.unpack_from(data)
-    if number != FORMAT:
-        raise StateError(f"{path}: has format {number}, this version reads {FORMAT}; use the version that wrote it")
+    if number not in (FORMAT, ENCODED_FORMAT):
+        known = f"{FORMAT} and {ENCODED_FORMAT}"
+        raise StateError(f"{path}: has format {number}, this version reads {known}; use the version that wrote it")
     text = data[DESCRIPTION_BEGIN:]
     if len(text) != length:
         raise StateError(f"{path}: truncated: {len(text):,} bytes of description, expected {length:,}")
@@ -244,6 +269,7 @@ def _table(fields: _Fields, sizes: Mapping[str, int]) -> TableLayout:
         pages=fields.files("pages"),
         id_type=fields.text("id_type", ("int64", "uint64").__contains__),
         keys=None if fields.values.get("keys") is None else _key_file(fields.get("keys", list, "a list")),
+        encoding=fields.text("encoding", ENCODINGS.__contains__) if "encoding" in fields.values else FLOAT32.name,
         **{count: fields.whole(count, 1) for count in _COUNTS},
         **{first: fields.whole(first) for first in ("first_float", "first_page")},
     )

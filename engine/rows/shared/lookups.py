@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 from penstock.base.errors import ReadTimeoutError, UsageError, listed
 from penstock.base.validation import whole
 from penstock.model.config.id_ranges import integer_ids, valid_ids
-from penstock.model.frames import Float32, Int64
+from penstock.model.frames import Array, Float32, Int64
+from penstock.model.row_encodings import FLOAT32, RowEncoding
 from penstock.pyx.row_keys import RowKeys
 from penstock.pyx.row_reads import RowReads, StepWords
 from penstock.rows.shared.header import TableLayout
@@ -34,13 +36,27 @@ class TableReads:
 
     def __init__(self, layout: TableLayout, parts: list[tuple[Float32, Any]], keys: RowKeys | None) -> None:
         self.layout, self.keys = layout, keys
-        self._reads = RowReads(layout, parts, keys)
+        self._reads = RowReads(replace(layout, dim=layout.num_words), parts, keys)
 
-    def read(self, ids: Int64, out: Float32, check: Check) -> None:
+    def read(self, ids: Int64, out: Array, check: Check, rows: RowEncoding = FLOAT32) -> None:
         """Copy the weights of ids to ``out``. Raises UsageError for an id outside the table.
 
-        check : called while a page is being written for long
+        check : called while a page is being written for long; rows : of ``out``, float32 or that of the table
         """
+        stored, dim = self.layout.row_encoding, self.layout.dim
+        if stored is rows is FLOAT32:
+            self._read(ids, out, check)
+            return
+        words = np.empty((len(ids), self.layout.num_words), np.float32)
+        self._read(ids, words, check)
+        encoded = rows.encode(words) if stored is FLOAT32 else words.view(np.uint8)[:, : stored.row_bytes(dim)]
+        if rows is FLOAT32:
+            out[:] = stored.decode(encoded)
+        else:
+            out.view(np.uint8)[:] = encoded
+
+    def _read(self, ids: Int64, out: Float32, check: Check) -> None:
+        """Copy the weights as they are stored. out : (n, num_words)"""
         absent = np.zeros(len(ids), np.uint8)
         done = self._copied(ids, out, absent, 0)
         while done < len(ids):
@@ -51,7 +67,7 @@ class TableReads:
             mask = absent.view(bool)
             rows = np.empty((int(mask.sum()), self.layout.dim), np.float32)
             self.layout.keys.absent.fill(self.layout.as_given(ids[mask]), rows)
-            out[mask] = rows
+            out[mask] = as_words(self.layout.row_encoding, rows)
 
     def _copied(self, ids: Int64, out: Float32, absent: Any, first: int) -> int:
         """Copy rows from the first-th on. Return how many are copied, of all ids."""
@@ -61,6 +77,19 @@ class TableReads:
             # Raises for the first one outside.
             valid_ids(self.layout.name, self.layout.as_given(ids), self.layout.id_range)
             raise
+
+
+def as_words(encoding: RowEncoding, rows: Float32) -> Float32:
+    """Return rows as a table stores them."""
+    return rows if encoding is FLOAT32 else words_of(encoding.encode(rows))
+
+
+def words_of(encoded: Array) -> Float32:
+    """Return the bytes of encoded rows as floats, with zeros after them."""
+    num_rows, row_bytes = encoded.shape
+    words = np.zeros((num_rows, -(-row_bytes // 4)), np.float32)
+    words.view(np.uint8)[:, :row_bytes] = encoded
+    return words
 
 
 class Deadline:
@@ -91,17 +120,26 @@ def read_tables(
     consistent: bool,
     check: Check,
     place: str,
-) -> tuple[dict[str, Float32], int]:
+    encoding: RowEncoding = FLOAT32,
+) -> tuple[dict[str, Array], int]:
     """Return rows of several tables, and their step: with ``consistent`` of all, else of the oldest.
 
     ids, out : by table, as of a lookup; check : called while the lookup waits; place : of the tables, for messages
-    Raises UsageError for unknown tables, and for ids that are none of their table.
+    encoding : of the rows
+    Raises UsageError for unknown tables, for ids that are none of their table, and for rows in another encoding.
     """
     if not isinstance(ids, Mapping):
         raise UsageError(f"expected a mapping of tables to ids, got {type(ids).__name__}")
     layouts = {name: table_of(tables, name, place).layout for name in ids}
     wanted = {name: _stored_ids(layouts[name], values) for name, values in ids.items()}
-    rows = {name: _checked_out(name, out.get(name), len(wanted[name]), layout.dim) for name, layout in layouts.items()}
+    for layout in layouts.values():
+        if encoding is not FLOAT32 and layout.row_encoding not in (FLOAT32, encoding):
+            stored, problem = layout.encoding, f"dtype {encoding.name}: its rows are stored as {layout.encoding}"
+            raise UsageError(f"table '{layout.name}', {problem}; read them as {FLOAT32.name} or {stored}")
+    rows = {
+        name: _checked_out(name, out.get(name), len(wanted[name]), layout.dim, encoding)
+        for name, layout in layouts.items()
+    }
     while True:
         sequence = words.settled() if consistent else words.sequence
         if consistent and sequence & 1:
@@ -109,7 +147,7 @@ def read_tables(
             continue
         step = words.step
         for name, table_ids in wanted.items():
-            tables[name].read(table_ids, rows[name], check)
+            tables[name].read(table_ids, rows[name], check, encoding)
         if not consistent or words.is_still(sequence):
             return rows, step
         check("a step ran during every copy of the rows of one step")
@@ -123,12 +161,13 @@ def _stored_ids(layout: TableLayout, ids: Any) -> Int64:
     return array.reshape(-1).copy().view(np.int64)  # those of a message need not be aligned
 
 
-def _checked_out(table: str, out: Any, num_rows: int, dim: int) -> Float32:
-    """Return ``out``, or a new array: float32 (num_rows, dim). Raises UsageError for an array that does not fit."""
+def _checked_out(table: str, out: Any, num_rows: int, dim: int, encoding: RowEncoding) -> Array:
+    """Return ``out``, or a new array: of float32 (num_rows, dim). Raises UsageError for an array that does not fit."""
+    shape, dtype = (num_rows, encoding.row_bytes(dim) // encoding.dtype.itemsize), encoding.dtype
     if out is None:
-        return np.empty((num_rows, dim), np.float32)
-    fitting: Float32 = out
-    is_fit = isinstance(out, np.ndarray) and out.dtype == np.float32 and out.shape == (num_rows, dim)
+        return np.empty(shape, dtype)
+    fitting: Array = out
+    is_fit = isinstance(out, np.ndarray) and out.dtype == dtype and out.shape == shape
     if not is_fit or not out.flags.c_contiguous or not out.flags.writeable:
-        raise UsageError(f"table '{table}', out: expected a writable, contiguous float32 array of {(num_rows, dim)}")
+        raise UsageError(f"table '{table}', out: expected a writable, contiguous {dtype} array of {shape}")
     return fitting

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.base.interrupts as interrupts
-from penstock.base.errors import ServiceError
+from penstock.base.errors import ServiceError, UsageError, short
 from penstock.base.html_tables import html_table
-from penstock.model.frames import Float32
+from penstock.io.list_columns import row_values
+from penstock.model.frames import Array
+from penstock.model.row_encodings import FLOAT32, ROWS_KEY, RowEncoding
 from penstock.model.version import Version
 from penstock.serving.flight.messages import VERSION, decoded
 
@@ -72,7 +74,7 @@ class TableAt(NamedTuple):
     Attributes
     ----------
     rows : numpy.ndarray
-        float32, shape (vocabulary_size, dim); of a dynamic table (n, dim).
+        float32, shape (vocabulary_size, dim); of a dynamic table (n, dim). Encoded rows: uint8, shape (…, bytes).
     version : Version
         Of the rows, for ``Client.deltas``.
     keys : numpy.ndarray or None
@@ -84,7 +86,7 @@ class TableAt(NamedTuple):
         Of a dynamic table.
     """
 
-    rows: Float32
+    rows: Array
     version: Version
     keys: npt.NDArray[Any] | None = None
     last: npt.NDArray[np.int64] | None = None
@@ -113,7 +115,7 @@ def table_of(reader: flight.FlightStreamReader, place: str) -> TableAt:
     """
     is_dynamic = b"penstock.key_type" in (reader.schema.metadata or {})
     batches: list[pa.RecordBatch] = []
-    rows: Float32 | None = None  # of a table of all ids, once it has each
+    rows: Array | None = None  # of a table of all ids, once it has each
     for chunk in reader:
         interrupts.check()
         metadata = decoded(chunk.app_metadata, "a table's metadata")
@@ -146,7 +148,14 @@ def _keyed(table: pa.Table, end: Mapping[str, Any]) -> TableAt:
     return TableAt(matrix, Version(end["version"]), keys[present], last, end["clock"])
 
 
-def _matrix(rows: pa.Array) -> Float32:
-    """Return a column of rows as float32 (n, dim)."""
-    flat: Float32 = rows.flatten().to_numpy()
-    return flat.reshape(-1, rows.type.list_size)
+def _matrix(rows: pa.Array) -> Array:
+    """Return a column of rows as float32 (n, dim), of encoded ones as uint8 (n, bytes)."""
+    is_bytes = pa.types.is_fixed_size_binary(rows.type)
+    return row_values(rows, rows.type.byte_width if is_bytes else rows.type.list_size)
+
+
+def check_encoding(schema: pa.Schema, rows: RowEncoding, place: str) -> None:
+    """Raise UsageError if a service has sent rows in another encoding than it was asked for."""
+    sent = (schema.metadata or {}).get(ROWS_KEY, FLOAT32.name.encode()).decode(errors="replace")
+    if sent != rows.name:
+        raise UsageError(f"{place}: expected rows of {rows.name}, got {short(sent)}; the service runs another version")

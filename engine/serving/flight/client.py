@@ -21,11 +21,12 @@ import pyarrow.flight as flight
 from penstock.base.errors import ServiceError, UsageError, UsageTypeError
 from penstock.io.patience import Patience
 from penstock.model.frames import Float32
+from penstock.model.row_encodings import FLOAT32, RowEncoding, encoding_of
 from penstock.model.version import LookupResult, Version
-from penstock.serving.flight.answers import Delta, Status, TableAt, deltas_of, table_of
+from penstock.serving.flight.answers import Delta, Status, TableAt, check_encoding, deltas_of, table_of
 from penstock.serving.flight.connection import Address, Connection, Roots
 from penstock.serving.flight.lookup_client import LookupRequest, LookupStream
-from penstock.serving.flight.messages import DELTAS, DIMS, LOOKUP, START, TABLE, Ack
+from penstock.serving.flight.messages import DELTAS, DIMS, LOOKUP, ROWS, START, TABLE, Ack
 from penstock.serving.flight.producer import WINDOW_BYTES, Producer
 from penstock.serving.flight.put_frames import ArrowStream, Frame, frames_of
 
@@ -202,7 +203,7 @@ class Client:
 
     # ---- tables out
 
-    def deltas(self, since: Version | None = None, *, follow: bool = False) -> Iterator[Delta]:
+    def deltas(self, since: Version | None = None, *, follow: bool = False, rows: str = "float32") -> Iterator[Delta]:
         """Yield the deltas after a version, in order, each once.
 
         Parameters
@@ -212,6 +213,9 @@ class Client:
             check that it still has this step.
         follow : bool
             Continue with later deltas, also over broken connections.
+        rows : {"float32", "bfloat16", "int8"}
+            How the rows are stored: the column ``row`` has lists of float32, or the bytes of encoded rows
+            (docs/formats.md), which the metadata of its schema names.
 
         Yields
         ------
@@ -237,11 +241,13 @@ class Client:
         """
         if not isinstance(since, Version | None):
             raise UsageTypeError(f"since: expected the version of a table, a delta or a lookup, got {since!r}")
+        encoding = encoding_of(rows)
         patience = Patience(self.connection.patience_s, starts_over=follow)
         while True:
             try:
-                ticket = {"since": None if since is None else str(since), "follow": follow}
+                ticket = {"since": None if since is None else str(since), "follow": follow, **_ticket_rows(encoding)}
                 reader = self.connection.get({DELTAS: ticket})
+                check_encoding(reader.schema, encoding, self.connection.uri)
                 # From now on it is checked, even if the caller gave no lineage: the service may go back meanwhile.
                 since = Version(reader.schema.metadata[START].decode())
                 for delta in deltas_of(reader):
@@ -256,13 +262,15 @@ class Client:
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 patience.wait(self.connection.lost(error))
 
-    def table(self, name: str) -> TableAt:
+    def table(self, name: str, *, rows: str = "float32") -> TableAt:
         """Fetch a table, with all rows of one step.
 
         Parameters
         ----------
         name : str
             The table.
+        rows : {"float32", "bfloat16", "int8"}
+            How the rows are stored; encoded ones are uint8, shape (…, bytes).
 
         Returns
         -------
@@ -276,9 +284,14 @@ class Client:
         >>> table.version.step, table.rows.shape
         (0, (8, 2))
         """
-        return self.connection.retried(
-            lambda: table_of(self.connection.get({TABLE: name}), f"{self.connection.uri}: the table '{name}'")
-        )
+        encoding = encoding_of(rows)
+
+        def fetch() -> TableAt:
+            reader = self.connection.get({TABLE: name, **_ticket_rows(encoding)})
+            check_encoding(reader.schema, encoding, self.connection.uri)
+            return table_of(reader, f"{self.connection.uri}: the table '{name}'")
+
+        return self.connection.retried(fetch)
 
     @overload
     def lookup(self, table: str, ids: Any, consistent: bool = False, *, timeout_ms: int = 1000) -> Float32: ...
@@ -457,3 +470,7 @@ class Client:
         # Not list_flights: if the service ends during it, pyarrow interrupts the main thread as SIGINT does.
         names = json.loads((schema_of(LOOKUP).metadata or {})[DIMS])
         return {name: schema_of(TABLE, name) for name in names}
+
+
+def _ticket_rows(encoding: RowEncoding) -> dict[str, str]:
+    return {} if encoding is FLOAT32 else {ROWS: encoding.name}

@@ -30,6 +30,8 @@ from penstock.io.sources.batch import checked_step
 END, STEP = "penstock.end", "penstock.step"
 FRAME = "penstock.frame"
 GRADIENTS, EXCHANGE, DELTAS, TABLE, LOOKUP = "gradients", "exchange", "deltas", "table", "lookup"
+# In a ticket of deltas or of a table: how rows are stored (model/row_encodings.py), if not as float32.
+ROWS = "rows"
 # In the metadata of the schemas of lookups: the dim of every table, as JSON.
 DIMS = b"penstock.dims"
 

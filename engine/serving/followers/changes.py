@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.frames import Float32
+from penstock.io.list_columns import row_values
 from penstock.serving.flight import Delta
-from penstock.serving.followers.target import FollowedJob, TableForm, TableRows
+from penstock.serving.followers.target import FollowedJob, TableRows
 
 
 def changes_of(deltas: Sequence[Delta], job: FollowedJob) -> list[TableRows]:
@@ -21,7 +21,7 @@ def changes_of(deltas: Sequence[Delta], job: FollowedJob) -> list[TableRows]:
     changed = pa.Table.from_batches(batches)
     names = changed["table"].cast(pa.utf8())
     parts = [(name, changed.filter(pc.equal(names, name))) for name in job.tables]
-    return [_newest(name, rows, job.tables[name]) for name, rows in parts if rows.num_rows]
+    return [_newest(name, rows, job) for name, rows in parts if rows.num_rows]
 
 
 def merged(rows: TableRows, changes: TableRows) -> TableRows:
@@ -32,11 +32,11 @@ def merged(rows: TableRows, changes: TableRows) -> TableRows:
     return TableRows(rows.table, ids[order], np.concatenate([rows.rows[stays], changes.rows])[order], rows.removed)
 
 
-def _newest(table: str, rows: pa.Table, form: TableForm) -> TableRows:
+def _newest(table: str, rows: pa.Table, job: FollowedJob) -> TableRows:
     """Return the last row of each id. rows : of one table, in the order of their steps; null for removed ids"""
-    lists = rows["row"].combine_chunks()
+    lists, form = rows["row"].combine_chunks(), job.tables[table]
     ids, from_end = np.unique(rows["id"].to_numpy().view(form.id_type)[::-1], return_index=True)
     newest = rows.num_rows - 1 - from_end
     present = np.asarray(lists.is_valid())[newest]
-    values: Float32 = lists.take(pa.array(newest[present])).flatten().to_numpy().reshape(-1, form.dim)
+    values = row_values(lists.take(pa.array(newest[present])), job.rows.width(form.dim))
     return TableRows(table, ids[present], values, ids[~present])

@@ -18,6 +18,7 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import DeltasGoneError, ServiceError, StateError, TargetError, UsageError
 from penstock.base.events import report
 from penstock.io.patience import Patience
+from penstock.model.row_encodings import FLOAT32, encoding_of
 from penstock.model.version import FIRST_EPOCH, Epoch, Lineage, Version
 from penstock.serving.flight import Client, Delta, TableAt
 from penstock.serving.flight.connection import as_source
@@ -84,6 +85,13 @@ class Follower:
         Whether to overwrite the rows of another job.
     progress : Progress
         Counts, for display.
+    rows : {"float32", "bfloat16", "int8"}
+        How the target stores rows. One that stores them in another way is filled again.
+
+    Raises
+    ------
+    UsageError
+        If the target takes no encoded rows.
     """
 
     client: Client
@@ -92,12 +100,18 @@ class Follower:
     interval_s: float
     replaces: bool = False
     progress: Progress = field(default_factory=Progress)
+    rows: str = field(default=FLOAT32.name, kw_only=True)
     _job: FollowedJob | None = None  # of the service; None: not read since it may have changed
     _epochs: list[str] = field(default_factory=list)  # of the service, up to that of the last position
     _stored: Stored | None = None  # what the target holds
     _is_read: bool = False  # whether that is known: after a failure it is not
     _last: Stored | None = None  # what it held last, if it is empty now
     _tried: Stored | None = None  # what a transaction of unknown outcome leaves there
+
+    def __post_init__(self) -> None:
+        self._rows = encoding_of(self.rows)
+        if self._rows is not FLOAT32 and not self.target.takes_encoded:
+            raise UsageError(f"--rows {self.rows} (rows=): {self.target.name} holds rows as lists of float32; omit it")
 
     def run(self, once: bool = False, on_start: Callable[[], object] = lambda: None) -> None:
         """Follow until a signal, or until all that is published is applied.
@@ -196,7 +210,7 @@ class Follower:
     def _read_job(self) -> FollowedJob:
         """Read the job and the epochs of the service."""
         with as_source():
-            self._job, status = FollowedJob.of(self.client), self.client.status()
+            self._job, status = FollowedJob.of(self.client, self._rows), self.client.status()
         self._epochs = [epoch for epoch, *_ in status["epochs"]]
         return self._job
 
@@ -217,6 +231,12 @@ class Follower:
         self._is_read = True
 
     def _check_not_behind(self, stored: Stored, last: Stored) -> None:
+        rows = stored.job.rows.name
+        if rows != last.job.rows.name and not last.is_ahead_of(stored, self._epochs):  # else it was set back
+            raise StateError(
+                f"{self.target.name}: another follower has written rows of {rows}, and this one those of "
+                f"{last.job.rows.name}; let one follower write to it, and end the other ones"
+            )
         if stored.is_ahead_of(last, self._epochs):
             there, here = stored.version, last.version
             same = "" if there.epoch == here.epoch else f" of epoch {there.epoch}"
@@ -238,7 +258,7 @@ class Follower:
         num_bytes = 0
         with as_source():
             self.client.status()  # a service that has stopped to answer would keep a stream waiting for ever
-            for delta in self.client.deltas(stored.version):
+            for delta in self.client.deltas(stored.version, rows=self.rows):
                 interrupts.check()
                 waiting.append(delta)
                 num_bytes += sum(batch.nbytes for batch in delta.batches)
@@ -272,7 +292,7 @@ class Follower:
         """Fetch all tables, and replace those of the target by them."""
         with as_source():
             try:
-                tables = {name: self.client.table(name) for name in job.tables}
+                tables = {name: self.client.table(name, rows=self.rows) for name in job.tables}
             except (ServiceError, UsageError):
                 if self._read_job() == job:
                     raise
@@ -296,7 +316,7 @@ class Follower:
         versions = sorted({table.version for table in tables.values()}, key=lambda version: version.step)
         if len(versions) < 2:
             return list(rows.values()), versions[0] if versions else Version.of(job.lineage, FIRST_EPOCH, 0)
-        deltas = list(self.client.deltas(versions[0]))
+        deltas = list(self.client.deltas(versions[0], rows=self.rows))
         if deltas and deltas[-1].version.step > versions[-1].step:
             versions.append(deltas[-1].version)
         status = self.client.status()

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.io.list_columns import list_column, list_type
+from penstock.io.list_columns import list_column, row_type
+from penstock.model.row_encodings import FLOAT32, ROWS_KEY
 from penstock.serving.followers.target import FollowedJob, TableRows
 
 BLOCK_ROWS = 1 << 16
@@ -17,8 +18,9 @@ BLOCK_ROWS = 1 << 16
 
 def row_schema(job: FollowedJob, id_type: pa.DataType, fixed: bool) -> pa.Schema:
     """Return the schema. fixed : whether rows may be lists of one size, if all tables have the same dim"""
-    row = list_type(form.dim for form in job.tables.values() if fixed)
-    return pa.schema([("table", pa.utf8()), ("id", id_type), ("row", row)])
+    row = row_type([form.dim for form in job.tables.values() if fixed], job.rows)
+    metadata = {} if job.rows is FLOAT32 else {ROWS_KEY: job.rows.name}
+    return pa.schema([("table", pa.utf8()), ("id", id_type), ("row", row)], metadata)
 
 
 def row_table(tables: Sequence[TableRows], schema: pa.Schema, with_removed: bool = False) -> pa.Table:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.base.errors import CapacityError, StateError, TargetError
+from penstock.model.row_encodings import FLOAT32, RowEncoding
 from penstock.pyx.row_reads import StepWords
 from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.header import (
@@ -68,7 +69,7 @@ class SharedFiles(Target):
     def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         with self._transaction(before) as writer:
             if not self._is_own():  # those of another follower stay, and are continued in files of the next generation
-                self._fill(writer, before, self._held())
+                self._fill(writer, before, self._held(before.job.rows))
             with writer.step(new.version, new.version.step):
                 for rows in changes:
                     if len(rows.removed):
@@ -128,7 +129,11 @@ class SharedFiles(Target):
             return None
         version = HeaderHistory(header).read(words.step)
         absent = {layout.name: layout.keys.absent for layout in description.tables if layout.keys is not None}
-        return Stored(FollowedJob(version.lineage, _forms(description), absent), version)
+        encodings = {layout.row_encoding for layout in description.tables}
+        if len(encodings) > 1:
+            raise StateError(f"{self.name}: its tables differ in how rows are stored; use another folder")
+        job = FollowedJob(version.lineage, _forms(description), absent, *encodings)
+        return Stored(job, version)
 
     def _fill(self, writer: SharedWriter, new: Stored, tables: Sequence[TableRows]) -> None:
         writer.create([_created(rows, new.job) for rows in tables])
@@ -137,14 +142,16 @@ class SharedFiles(Target):
                 writer.write(rows.table, block.ids, block.rows)
         writer.publish(new.version, new.version.step)
 
-    def _held(self) -> list[TableRows]:
-        """Return all rows that the files have."""
-        with Reader(self._path) as reader:
+    def _held(self, rows: RowEncoding) -> list[TableRows]:
+        """Return all rows that the files have. rows : how they are stored"""
+        with Reader(self._path, dtype=rows.name) as reader:
             ids = {
                 layout.name: np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
                 for layout in reader.layouts
             }
-            return [TableRows(name, each, reader.lookup(name, each), each[:0]) for name, each in ids.items()]
+            values = {name: reader.lookup(name, each) for name, each in ids.items()}
+        dtype = np.float32 if rows is FLOAT32 else np.uint8
+        return [TableRows(name, each, values[name].view(dtype), each[:0]) for name, each in ids.items()]
 
 
 def _forms(description: Description) -> dict[str, TableForm]:
@@ -158,6 +165,7 @@ def _created(rows: TableRows, job: FollowedJob) -> SharedTable:
     """Return the table of all its rows."""
     form = job.tables[rows.table]
     if form.key_type is None:
-        return SharedTable(rows.table, form.dim, len(rows.ids))
+        return SharedTable(rows.table, form.dim, len(rows.ids), rows=job.rows.name)
     absent = job.absent.get(rows.table, InitialRows())
-    return SharedTable(rows.table, form.dim, max(LEAST_ROWS, len(rows.ids)), form.key_type, True, absent)
+    num_rows = max(LEAST_ROWS, len(rows.ids))
+    return SharedTable(rows.table, form.dim, num_rows, form.key_type, True, absent, job.rows.name)

@@ -19,17 +19,27 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 import penstock.base.forks as forks
-from penstock.base.errors import PenstockError, StateError, TargetError, listed, unreleased, without_credentials
+from penstock.base.errors import (
+    PenstockError,
+    StateError,
+    TargetError,
+    UsageError,
+    listed,
+    unreleased,
+    without_credentials,
+)
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
-from penstock.model.frames import Array, Float32
+from penstock.model.frames import Array
+from penstock.model.row_encodings import FLOAT32, RowEncoding, encoding_of
 from penstock.model.version import Version
 from penstock.rows.initializers import InitialRows
 from penstock.serving.flight import Client
 
-# The key and the number of the format of what targets store, and the key of versions that were never released.
-KEY, FORMAT, UNRELEASED_KEY = "penstock.target", 1, "format"
+# The key and the number of the format of what targets store, of encoded rows another number, which earlier versions
+# refuse; and the key of versions that were never released.
+KEY, FORMAT, ENCODED_FORMAT, UNRELEASED_KEY = "penstock.target", 1, 2, "format"
 
 
 class TableForm(NamedTuple):
@@ -48,14 +58,16 @@ class FollowedJob:
     """Identifies the origin of rows. lineage : of the history of steps; tables : in the configuration's order
 
     absent : table → what keys without a row read, as the service describes it; targets need not store it
+    rows : how the rows are stored
     """
 
     lineage: str
     tables: Mapping[str, TableForm]
     absent: Mapping[str, InitialRows] = field(default_factory=dict, compare=False)
+    rows: RowEncoding = FLOAT32
 
     @classmethod
-    def of(cls, client: Client) -> FollowedJob:
+    def of(cls, client: Client, rows: RowEncoding = FLOAT32) -> FollowedJob:
         """Return the job of a service. Raises ServiceError."""
         lineage, tables, absent = client.status().version.lineage, {}, {}
         for name, schema in client.tables().items():
@@ -64,11 +76,12 @@ class FollowedJob:
             tables[name] = TableForm(schema.field("row").type.list_size, key_type and key_type.decode())
             if b"penstock.absent" in metadata:
                 absent[name] = InitialRows(*json.loads(metadata[b"penstock.absent"]))
-        return cls(lineage, tables, absent)
+        return cls(lineage, tables, absent, rows)
 
     def encoded(self) -> str:
+        head = {KEY: FORMAT} if self.rows is FLOAT32 else {KEY: ENCODED_FORMAT, "rows": self.rows.name}
         tables = {name: list(form) for name, form in self.tables.items()}
-        return json.dumps({KEY: FORMAT, "lineage": self.lineage, "tables": tables}, separators=(",", ":"))
+        return json.dumps({**head, "lineage": self.lineage, "tables": tables}, separators=(",", ":"))
 
     @classmethod
     def decoded(cls, text: str | bytes, place: str) -> FollowedJob:
@@ -77,12 +90,17 @@ class FollowedJob:
             fields = parsed_json(text)
             if UNRELEASED_KEY in fields:
                 raise unreleased(place, "follow into another target")
-            if fields[KEY] == FORMAT:
-                return cls(fields["lineage"], {name: TableForm(*form) for name, form in fields["tables"].items()})
+            if fields[KEY] in (FORMAT, ENCODED_FORMAT):
+                rows = encoding_of(fields["rows"]) if fields[KEY] == ENCODED_FORMAT else FLOAT32
+                tables = {name: TableForm(*form) for name, form in fields["tables"].items()}
+                return cls(fields["lineage"], tables, rows=rows)
+        except UsageError as error:
+            raise StateError(f"{place}: {error}; use another target") from None
         except (ValueError, TypeError, KeyError, AttributeError):
             fields = {}
         got = fields.get(KEY, "damaged")
-        raise StateError(f"{place}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
+        known = f"{FORMAT} or {ENCODED_FORMAT}"
+        raise StateError(f"{place}: expected what penstock stores in format {known}, got {got}; use another target")
 
     def check(self, stored: FollowedJob, place: str) -> None:
         """Raise StateError if a target holds rows of another job. The tables of one job may have changed since."""
@@ -189,15 +207,20 @@ class TableRows(NamedTuple):
     ids : numpy.ndarray
         int64 or uint64, shape (n,), distinct.
     rows : numpy.ndarray
-        float32, shape (n, dim).
+        float32, shape (n, dim); of encoded rows their bytes, uint8, shape (n, bytes).
     removed : numpy.ndarray
         Ids without a row.
     """
 
     table: str
     ids: Array
-    rows: Float32
+    rows: Array
     removed: Array
+
+    @property
+    def little_endian(self) -> Array:
+        """The rows as bytes of any machine mean them."""
+        return self.rows.astype(self.rows.dtype.newbyteorder("<"), copy=False)
 
 
 class Target(ABC):
@@ -214,6 +237,8 @@ class Target(ABC):
         How long an attempt to connect may take. A follower sets it to its patience, if that is shorter.
     per_delta : bool
         Whether each delta is a transaction; else consecutive ones are applied together.
+    takes_encoded : bool
+        Whether rows may be encoded (``Follower(rows=)``).
 
     Notes
     -----
@@ -223,6 +248,7 @@ class Target(ABC):
 
     connect_s = 5.0
     per_delta = False
+    takes_encoded = True
 
     def __init__(self, name: str) -> None:
         self.name = without_credentials(name)

@@ -56,7 +56,7 @@ class DeltaLog:
         deltas = self._tracked()
         # Without a checkpoint, no reader has an earlier state: changes are tracked from the first request.
         self._deltas = deltas if durable or per_steps is not None else None
-        self.schema = deltas.schema
+        self.form = deltas.form
         self._changed = threading.Condition()
         self._retained: deque[LoggedDelta] = deque()  # those up to ``step`` are published
         self.step = self.first_step = engine.global_step

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 
 from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, UsageError
+from penstock.io.list_columns import list_column, row_type, row_values
 from penstock.model.frames import Int64
+from penstock.model.row_encodings import FLOAT32, ROWS_KEY, RowEncoding
 from penstock.serving.flight.messages import encoded
 from penstock.serving.service.delta_log import DeltaLog
 from penstock.serving.service.sequencer import Sequencer
@@ -32,7 +34,7 @@ class TableSnapshots:
     def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog) -> None:
         self._engine, self._sequencer, self._log = engine, sequencer, log
 
-    def schema(self, name: str) -> pa.Schema:
+    def schema(self, name: str, rows: RowEncoding = FLOAT32) -> pa.Schema:
         """Return the schema of a table's rows: null for a key of a dynamic table that has lost its row.
 
         Raises UsageError for an unknown table.
@@ -43,9 +45,11 @@ class TableSnapshots:
         id_type = spec.id_type
         fields = [
             pa.field("id", pa.type_for_alias(id_type), nullable=False),
-            pa.field("row", pa.list_(pa.float32(), dim), nullable=dynamic is not None),
+            pa.field("row", row_type([dim], rows), nullable=dynamic is not None),
         ]
         metadata = {"penstock.table": name}
+        if rows is not FLOAT32:
+            metadata[ROWS_KEY.decode()] = rows.name
         if dynamic is None:
             metadata["penstock.vocabulary_size"] = str(spec.vocabulary_size)
             if not spec.rule.non_lazy:
@@ -65,8 +69,16 @@ class TableSnapshots:
         dynamic = self._engine.core.tables.dynamic.get(name)
         return self._engine.core.tables.specs[name].vocabulary_size if dynamic is None else len(dynamic.directory)
 
-    def read(self, name: str) -> Messages:
+    def read(self, name: str, rows: RowEncoding = FLOAT32) -> Messages:
         """Yield all rows, again if too much changed meanwhile, then their version."""
+        if rows is FLOAT32:
+            yield from self._read(name)
+            return
+        schema = self.schema(name, rows)
+        for batch, metadata in self._read(name):
+            yield _encoded(batch, schema, rows), metadata
+
+    def _read(self, name: str) -> Messages:
         schema = self.schema(name)
         for number in range(PASSES):
             before = self._log.created_bytes
@@ -149,6 +161,16 @@ class TableSnapshots:
         values = tables.table(name).read(rows)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
         return pa.RecordBatch.from_arrays([pa.array(external_ids), lists, *columns], schema=schema)
+
+
+def _encoded(batch: pa.RecordBatch, schema: pa.Schema, rows: RowEncoding) -> pa.RecordBatch:
+    """Return a batch of rows with the schema of encoded ones."""
+    column = batch["row"]
+    values = rows.encode(row_values(column, column.type.list_size))
+    null = np.asarray(column.is_null()) if column.null_count else None
+    encoded = list_column(values, schema.field("row").type, null=null)
+    columns = [encoded if name == "row" else batch[name] for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _of_table(delta: pa.RecordBatch, name: str) -> pa.RecordBatch:

@@ -18,7 +18,8 @@ import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError, listed
 from penstock.base.filesystem.state_files import open_regular
 from penstock.base.validation import place
-from penstock.model.frames import Float32
+from penstock.model.frames import Array
+from penstock.model.row_encodings import encoding_of
 from penstock.model.version import LookupResult, Version
 from penstock.pyx.row_keys import RowKeys
 from penstock.pyx.row_reads import StepWords
@@ -55,9 +56,14 @@ class Reader:
     ----------
     path : str or path
         The folder of the shared tables.
+    dtype : {"float32", "bfloat16", "int8"}
+        The type of rows that lookups return. int8: uint8, shape (n, dim + 8), FBGEMM's fused 8-bit rows, which torch's
+        quantized operators read. Rows stored as ``dtype`` are copied, rows stored as float32 encoded.
 
     Raises
     ------
+    UsageError
+        If the dtype is none of these.
     StateError
         If the folder has no shared tables, or damaged ones, or those of another version or of an earlier run of the
         machine.
@@ -81,8 +87,8 @@ class Reader:
      [1.  1. ]] 1
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = place("path", path)
+    def __init__(self, path: str | os.PathLike[str], *, dtype: str = "float32") -> None:
+        self._path, self._encoding = place("path", path), encoding_of(dtype, "dtype")
         self._reopening, self._process = threading.Lock(), forks.this_process
         self._tables: _Generation | None = _open_generation(self._path)
         self._looked_s = time.monotonic()
@@ -166,8 +172,8 @@ class Reader:
 
     @overload
     def lookup(
-        self, table: str, ids: Any, out: Float32 | None = None, consistent: bool = False, timeout_ms: int = 1000
-    ) -> Float32: ...
+        self, table: str, ids: Any, out: Array | None = None, consistent: bool = False, timeout_ms: int = 1000
+    ) -> Array: ...
 
     @overload
     def lookup(self, table: Mapping[str, Any], *, consistent: bool = False, timeout_ms: int = 1000) -> LookupResult: ...
@@ -176,10 +182,10 @@ class Reader:
         self,
         table: str | Mapping[str, Any],
         ids: Any = None,
-        out: Float32 | None = None,
+        out: Array | None = None,
         consistent: bool = False,
         timeout_ms: int = 1000,
-    ) -> Float32 | LookupResult:
+    ) -> Array | LookupResult:
         """Return the weights of some ids of a table, or of several tables.
 
         Parameters
@@ -190,7 +196,7 @@ class Reader:
             Of one table. Repeats allowed. A key of a dynamic table that has no row reads as the configuration's
             ``missing`` says.
         out : numpy.ndarray or None
-            float32, shape (n, dim), contiguous, to write the rows of one table to; None: a new array.
+            What is returned, contiguous, to write the rows of one table to; None: a new array.
         consistent : bool
             All rows of one step: waits until no step runs during the copy.
         timeout_ms : int
@@ -199,12 +205,14 @@ class Reader:
         Returns
         -------
         numpy.ndarray or LookupResult
-            float32, shape (n, dim); of several tables a dict of such, with the attribute ``version``.
+            float32, shape (n, dim), or of the reader's ``dtype``; of several tables a dict of such, with the attribute
+            ``version``.
 
         Raises
         ------
         UsageError
-            If a table is unknown, or an id is not an integer in its range.
+            If a table is unknown, an id is not an integer in its range, or the rows are stored neither as float32 nor
+            as the reader's ``dtype``.
         ReadTimeoutError
             If the rows could not be read in time; also a TimeoutError.
         StateError
@@ -233,8 +241,8 @@ class Reader:
                 return LookupResult(rows, version, generation.words.durable_step)
 
     def _read(
-        self, ids: Mapping[str, Any], out: Mapping[str, Float32 | None], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], int]:
+        self, ids: Mapping[str, Any], out: Mapping[str, Array | None], consistent: bool, timeout_ms: int
+    ) -> tuple[dict[str, Array], int]:
         deadline = Deadline(timeout_ms)
         while True:
             generation = self._current()
@@ -244,7 +252,8 @@ class Reader:
 
             try:
                 place = f"in {self._path}"
-                return read_tables(generation.tables, generation.words, ids, out, consistent, check, place)
+                tables, words = generation.tables, generation.words
+                return read_tables(tables, words, ids, out, consistent, check, place, self._encoding)
             except _ClosedError:
                 deadline.check("its writer publishes new tables")
 

@@ -12,13 +12,15 @@ import numpy as np
 
 from penstock.base.errors import UsageError
 from penstock.model.config.id_ranges import valid_ids
-from penstock.model.frames import Float32, Int64
+from penstock.model.frames import Array, Float32, Int64
+from penstock.model.row_encodings import FLOAT32, encoding_of
 from penstock.model.version import Version
 from penstock.pyx import update
 from penstock.pyx.row_keys import RowKeys, num_words
 from penstock.rows.initializers import InitialRows
 from penstock.rows.shared.folder import SharedFolder
-from penstock.rows.shared.header import KeyFile, TableLayout
+from penstock.rows.shared.header import KeyFile, TableLayout, words_per_row
+from penstock.rows.shared.lookups import as_words, words_of
 
 # One writes; a step counts its pages for one more thread than it is given.
 _THREADS = 2
@@ -41,6 +43,8 @@ class SharedTable(NamedTuple):
         Whether ids are keys.
     absent : InitialRows
         What a key without a row reads: zeros, if nothing else is set.
+    rows : {"float32", "bfloat16", "int8"}
+        How rows are stored; in less than 32 bits per value for readers that save memory.
     """
 
     name: str
@@ -49,6 +53,7 @@ class SharedTable(NamedTuple):
     id_type: str = "int64"
     has_keys: bool = False
     absent: InitialRows = InitialRows()
+    rows: str = FLOAT32.name
 
 
 class SharedWriter:
@@ -108,7 +113,7 @@ class SharedWriter:
         self._config, self._is_published = config, False
         self._tables = {table.name: _Rows(self._folder, table) for table in tables}
 
-    def write(self, table: str, ids: Any, rows: Float32) -> None:
+    def write(self, table: str, ids: Any, rows: Array) -> None:
         """Set the weights of distinct ids.
 
         Parameters
@@ -118,7 +123,7 @@ class SharedWriter:
         ids : array_like of int, shape (n,)
             Distinct ids, or keys.
         rows : array_like of float32, shape (n, dim)
-            Their weights.
+            Their weights; of a table of encoded rows, also their bytes: uint8, shape (n, bytes).
 
         Raises
         ------
@@ -129,7 +134,7 @@ class SharedWriter:
         """
         target = self._table(table)
         wanted = valid_ids(table, ids, target.layout.id_range)
-        values = np.ascontiguousarray(rows, np.float32)
+        values = target.as_stored(rows)
         if target.num_lacking(wanted):
             self._grow(table, target.num_lacking(wanted))
             target = self._tables[table]
@@ -245,7 +250,9 @@ class _Rows:
 
     def __init__(self, folder: SharedFolder, spec: SharedTable) -> None:
         self.spec, name, num_rows = spec, spec.name, spec.num_rows
-        rule = update.TableRule("sgd", {}, dim=spec.dim, vocabulary_size=num_rows, rows_per_shard=num_rows, name=name)
+        self._encoding = encoding_of(spec.rows)
+        dim = words_per_row(self._encoding, spec.dim)
+        rule = update.TableRule("sgd", {}, dim=dim, vocabulary_size=num_rows, rows_per_shard=num_rows, name=name)
         self._floats = folder.allocate("rows", rule.end, np.float32)
         self._step = update.Step([rule], [self._floats])
         counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint64)
@@ -272,7 +279,16 @@ class _Rows:
             pages=(folder.name(counters),),
             id_type=spec.id_type,
             keys=file,
+            encoding=self._encoding.name,
         )
+
+    def as_stored(self, rows: Array) -> Float32:
+        """Return float32 rows, or the bytes of encoded ones, as they are stored."""
+        values, encoding = np.asarray(rows), self._encoding
+        are_bytes = encoding is not FLOAT32 and values.dtype == np.uint8
+        if are_bytes and values.shape[1:] == (encoding.width(self.spec.dim),):
+            return words_of(values)
+        return as_words(encoding, np.ascontiguousarray(values, np.float32))
 
     def num_lacking(self, ids: Int64) -> int:
         """Return for how many of distinct ids there is no room."""

@@ -10,6 +10,7 @@ from cli import outcome
 
 import penstock as ps
 from penstock.contrib.formats.orbax_checkpoint import save_tree
+from penstock.model.row_encodings import ENCODINGS
 
 
 @pytest.fixture
@@ -37,6 +38,30 @@ def test_export_to_safetensors_has_the_keys(tmp_path, call):
     tensors = load_file(tmp_path / "all.safetensors")
     assert tensors["user/keys"].tolist() == engine.keys("user").to_pylist()
     np.testing.assert_array_equal(tensors["user/parameters"], engine.lookup("user", tensors["user/keys"]))
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), [("bfloat16", 4, "bfloat16"), ("int8", 4 + 8, "uint8")])
+def test_weights_for_serving_in_safetensors_and_orbax(rows, width, dtype, tmp_path, call):
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    orbax = pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
+    engine = dynamic.engine_of(dynamic.ALL_POLICIES, rows=32)
+    engine.run([dynamic.log_of(dynamic.churning_steps(60))], checkpoint=tmp_path / "run")
+    call(0, "export", tmp_path / "run", tmp_path / "t.safetensors", "--format", "safetensors", "--rows", rows)
+    tensors = load_file(tmp_path / "t.safetensors")
+    assert tensors["user/keys"].tolist() == engine.keys("user").to_pylist()
+    weights = tensors["user/parameters"]
+    assert (weights.shape, weights.dtype.name) == ((len(tensors["user/keys"]), width), dtype)
+    assert weights.tobytes() == ENCODINGS[rows].encode(engine.lookup("user", tensors["user/keys"])).tobytes()
+
+    static = engine_of()
+    static.save(tmp_path / "static")
+    call(0, "export", tmp_path / "static", tmp_path / "o", "--format", "orbax", "--rows", rows)
+    tree = orbax.PyTreeCheckpointer().restore(tmp_path / "o")
+    assert set(tree["user"]) == {"parameters"}
+    assert (
+        np.asarray(tree["user"]["parameters"]).tobytes()
+        == ENCODINGS[rows].encode(static.lookup("user", range(ROWS))).tobytes()
+    )
 
 
 def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):

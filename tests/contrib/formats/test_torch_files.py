@@ -21,6 +21,7 @@ from scripts import ROOT  # noqa: E402
 from torch.distributed import checkpoint as dcp  # noqa: E402
 
 import penstock as ps  # noqa: E402
+from penstock.model.row_encodings import ENCODINGS  # noqa: E402
 
 USER, ITEM = table("user", 60, 4), table("item", 20, 4, "adam { beta1: 0.9 beta2: 0.99 epsilon: 1e-8 }")
 CONFIG = USER + ITEM + "mode: TRAINING\n"
@@ -472,3 +473,41 @@ def peak_of(*words):
     done = subprocess.run([sys.executable, script, *map(str, words)], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), [("bfloat16", 4, "bfloat16"), ("int8", 4 + 8, "uint8")])
+def test_an_export_for_serving_has_encoded_weights_alone(rows, width, dtype, tmp_path, config, call):
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    engine.save(tmp_path / "c")
+    call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch")
+    call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch", "--rows", rows)
+    assert not (tmp_path / "m.slots.pt").exists()  # of the export before
+    weights = torch.load(tmp_path / "m.pt")
+    assert {name: (tuple(each.shape), str(each.dtype)) for name, each in weights.items()} == {
+        "user.weight": ((60, width), f"torch.{dtype}"),
+        "item.weight": ((20, width), f"torch.{dtype}"),
+    }
+    assert (
+        weights["item.weight"].view(torch.uint8).numpy().tobytes()
+        == ENCODINGS[rows].encode(engine.lookup("item", range(20))).tobytes()
+    )
+
+
+def test_keys_lie_next_to_encoded_weights_of_any_size(tmp_path, call):
+    engine = ps.Engine(
+        ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 3, name="user", optimizer=ps.SGD(0.1), dynamic=ps.Dynamic())])
+    )
+    engine.apply({"user": ([2**40, 5, 7], np.ones((3, 3), np.float32))})
+    engine.save(tmp_path / "c")
+    call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch", "--rows", "int8")
+    assert torch.load(tmp_path / "m.slots.pt")["user.keys"].tolist() == [5, 7, 2**40]
+    rows = torch.load(tmp_path / "m.pt")["user.weight"].numpy()
+    assert rows.tobytes() == ENCODINGS["int8"].encode(engine.lookup("user", [5, 7, 2**40])).tobytes()
+
+
+def test_weights_in_8_bits_are_no_source_of_an_import(tmp_path, config, call, refused):
+    ps.Engine(ps.EmbeddingConfig.load(config)).save(tmp_path / "c")
+    call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch", "--rows", "int8")
+    line = refused(3, "import", tmp_path / "m.pt", tmp_path / "new", "--config", config)
+    assert "'user.weight'" in line
+    assert "got uint8" in line

@@ -302,8 +302,8 @@ def test_all_tables_of_a_fill_have_the_rows_of_the_step_that_it_names(service, t
         put(service, 5)
         fetch = follower.client.table
 
-        def fetch_and_push(name):
-            table = fetch(name)
+        def fetch_and_push(name, rows):
+            table = fetch(name, rows=rows)
             put(service, 9)
             return table
 

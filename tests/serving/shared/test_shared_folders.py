@@ -114,7 +114,7 @@ def rewritten(folder, change=lambda description: None, magic=b"penstock", number
     ("change", "message"),
     [
         ({"magic": b"PK\3\4abcd"}, "is no header of shared tables"),
-        ({"number": 2}, "has format 2, this version reads 1; use the version that wrote it"),
+        ({"number": 3}, "has format 3, this version reads 1 and 2; use the version that wrote it"),
         ({"digest": b"0" * 32}, "damaged: its checksum does not match"),
     ],
 )

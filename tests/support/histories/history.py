@@ -110,8 +110,8 @@ def _push_during_a_fill(world):
     world.follow_anew(number, copy)
     client, fetch = world.followers[number].client, world.followers[number].client.table
 
-    def fetch_and_change(name):
-        table = fetch(name)
+    def fetch_and_change(name, rows):
+        table = fetch(name, rows=rows)
         if name == "item":
             chosen(world.draw, [_push, _push, _restart, _go_back])(world)
         return table
