@@ -105,6 +105,12 @@ def test_the_reference_shows_keywords_types_links_and_examples_of_every_name(bui
     assert text.count("&gt;&gt;&gt; ") > 500
 
 
+def test_the_site_holds_pages_and_what_they_show_only(built):
+    kinds = {path.suffix for path in built.rglob("*") if path.is_file()}
+    assert kinds <= {".html", ".css", ".js", ".json", ".map", ".svg", ".png", ".webp", ".xml", ".gz", ".inv"}
+    assert list(built.rglob("__pycache__")) == []
+
+
 @pytest.fixture
 def site(built):
     """The address of the built site."""
