@@ -141,9 +141,8 @@ def _policy_of(options: RestoreOptions, commit: Commit, place: str) -> GatePolic
     policy = GatePolicy.of(saved, None, workers, options.max_staleness)
     pending = num_pending(commit.contents)
     if policy.workers != saved.workers and pending:
-        raise StateError(
-            f"{place}: {pending} frames in its gate wait for {_of(saved)}, not {_of(policy)}: --flush them first"
-        )
+        how = "--flush them first" if saved.workers is None else "resume with these, and --on-missing skip opens it"
+        raise StateError(f"{place}: {pending} frames in its gate wait for {_of(saved)}, not {_of(policy)}: {how}")
     return policy
 
 

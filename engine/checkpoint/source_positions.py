@@ -65,6 +65,7 @@ class Positions:
 
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
+    claims : name of a producer → identifier of the process that took the name over, until that ends its stream
     creations : name of a source or producer → what tells it from one of its name that is created later
     lineage : the history of steps; None: no service has used it
     unchecked : of every source, how many frames were applied before the tables changed; none of them is compared
@@ -75,6 +76,7 @@ class Positions:
         self._merge, self._hashing = merge, hashing
         self.producers: dict[str, int] = {}
         self.tallies: dict[str, Tally] = {}
+        self.claims: dict[str, str] = {}
         self.creations: dict[str, str] = {}
         self.lineage: Lineage | None = None
         self.unchecked: list[int] = []
@@ -153,6 +155,7 @@ class Positions:
             "sources": sources,
             "producers": dict(self.producers),
             "tallies": {name: list(tally) for name, tally in self.tallies.items()},
+            "claims": dict(self.claims),
             "creations": dict(self.creations),
             **({"lineage": None, "epochs": None} if self.lineage is None else self.lineage.get_state()),
             "stale_rows": self.stale_rows,
@@ -167,7 +170,7 @@ class Positions:
             SourcePosition(source, int(frames), digest, *(tuple(map(int, numbers)) for numbers in position))
             for source, frames, digest, *position in state["sources"]
         ]
-        positions.creations = dict(state["creations"])
+        positions.creations, positions.claims = dict(state["creations"]), dict(state.get("claims", {}))
         positions.producers = {name: int(frames) for name, frames in state["producers"].items()}
         positions.tallies = {
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
@@ -193,7 +196,7 @@ class Positions:
     def follow(self, before: Positions) -> None:
         """Keep the producers, their counts, what they were read from and the lineage of earlier positions."""
         self.producers, self.tallies, self.creations = before.producers, before.tallies, before.creations
-        self.lineage = before.lineage
+        self.claims, self.lineage = before.claims, before.lineage
 
     def seek(self, reader: FrameReader, read: Positions) -> None:
         """Let the sources that can seek continue at this position, which ``read`` has from then on."""

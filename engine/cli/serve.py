@@ -6,6 +6,7 @@ import argparse
 import math
 import signal
 import ssl
+import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ REPLICA_FLAGS += ("max_message", *(field for field, *_ in LIMITS.values()))
 # Seconds between two lines about one wait for workers.
 SAY_EVERY_S = 60.0
 # Seconds between two checks for a signal.
-TICK_S = 0.1
+TICK_S, MOST_TICK_S = 0.1, 1.0
 
 
 def add(command: Parser) -> None:
@@ -316,9 +317,12 @@ class RoundWaits:
     def __init__(self, args: argparse.Namespace) -> None:
         self._timeout_s, self._skips = args.round_timeout, args.on_missing == "skip"
         self._said: tuple[int, int] = (0, 0)  # the step, and how often
+        self._looked_s = time.monotonic()
 
     def look(self, service: Service) -> None:
         """Look at the wait of the service. Raises PeerError where it ends the service."""
+        # A process that was stopped for a while has not waited: frames may have come that it has not read.
+        slept, self._looked_s = time.monotonic() - self._looked_s > MOST_TICK_S, time.monotonic()
         wait = service.sequencer.waits()
         step, workers, seconds = wait
         if not workers:
@@ -327,7 +331,7 @@ class RoundWaits:
         if times and self._said != (step, times):
             self._said = step, times
             report("round_waits", step=step, workers=workers, seconds=int(seconds))
-        if self._timeout_s is None or seconds < self._timeout_s:
+        if self._timeout_s is None or seconds < self._timeout_s or slept:
             return
         if not self._skips:
             raise PeerError(

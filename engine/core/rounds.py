@@ -144,7 +144,7 @@ class Rounds:
         if min(turns, default=turn) > step:
             raise InputError(
                 f"no worker has a frame of step {step}: the smallest step is {min(turn, *turns) if turns else turn}; "
-                "begin there (set_global_step, or --flush), or send the frames before",
+                "send the frames before, or begin there (Engine.set_global_step, replay --flush)",
                 source=frame.source,
             )
 
@@ -200,7 +200,7 @@ class Rounds:
 
     def opened(self) -> None:
         """Note that the gate has opened."""
-        self.num_taken = 0
+        self.num_taken, self._since_s = 0, time.monotonic()  # updates are nobody's wait
         self._rates.pop(self._gate.global_step - 1, None)
 
     @property

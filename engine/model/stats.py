@@ -284,8 +284,8 @@ class Report:
 
 _ALWAYS_SHOWN = ("rows", "frames", "steps", "global_step", "verified")
 FIX_STALE = (
-    "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step; if "
-    "each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
+    "if several workers send one step each, use --num-required N or --workers; if each source is one worker's log, "
+    "--merge step; if each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
 )
 
 

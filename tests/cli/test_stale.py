@@ -9,8 +9,8 @@ from ipc import write
 import penstock as ps
 
 FIX = (
-    "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step; if "
-    "each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
+    "if several workers send one step each, use --num-required N or --workers; if each source is one worker's log, "
+    "--merge step; if each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
 )
 CONFIG = config_of()
 STEPS = 6

@@ -119,6 +119,24 @@ def test_any_order_of_arrival_gives_the_sums_in_the_order_of_the_workers(case):
     check(case)
 
 
+def test_nobody_is_waited_for_while_a_step_is_computed(monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr("penstock.core.rounds.time.monotonic", lambda: seconds[0])
+    engine = engine_of()
+    step = engine.core._step
+
+    def slow_step(*arguments):
+        seconds[0] += 5.0
+        return step(*arguments)
+
+    monkeypatch.setattr(engine.core, "_step", slow_step)
+    frame = {"t": ([1], np.ones((1, DIM), np.float32))}
+    engine.apply(frame, local_step=0, contributor="rank-1")
+    engine.apply(frame, local_step=1, contributor="rank-1")
+    engine.apply(frame, local_step=0, contributor="rank-0")
+    assert (engine.global_step, engine.core.turns.waited_s) == (1, 0.0)
+
+
 def engine_of(workers=2, optimizer=None, **arguments):
     table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), optimizer or ps.SGD(1.0), name="t")
     return ps.Engine(ps.EmbeddingConfig.from_tables([table]), workers=workers, reduction="sum", **arguments)
@@ -157,7 +175,7 @@ def test_a_step_without_a_frame_of_a_worker_counts_it_as_absent_and_all_of_them_
         engine.apply(ONES, local_step=step, contributor="rank-0")
     assert engine.global_step == 3
     engine.apply(ONES, local_step=5, contributor="rank-0")
-    with pytest.raises(ps.InputError, match=r"no worker has a frame of step 3: the smallest step is 5; begin there"):
+    with pytest.raises(ps.InputError, match=r"no worker has a frame of step 3: the smallest step is 5; send the"):
         engine.apply(ONES, local_step=6, contributor="rank-1")
     assert engine.apply(ONES, local_step=3, contributor="rank-1")
     assert engine.global_step == 4
@@ -270,7 +288,7 @@ def test_other_workers_may_resume_only_an_empty_gate(tmp_path):
     engine.apply(ONES, contributor="rank-0")
     engine.save(tmp_path / "held")
     with pytest.raises(
-        ps.StateError, match="1 frames in its gate wait for workers 2, not workers 3: --flush them first"
+        ps.StateError, match="1 frames in its gate wait for workers 2, not workers 3: resume with these"
     ):
         ps.Engine.restore(tmp_path / "held", workers=3)
     restored = ps.Engine.restore(tmp_path / "held")

@@ -212,9 +212,11 @@ class ServiceStore(Store):
         """Return the producer of this contributor, whose next frame follows those that the service has applied."""
         if self._producer is None:
             producer = self._pusher.producer(self.contributor)  # from here on, nobody else has frames of this name
-            counts = self._pusher.connection.act("position", contributor=self.contributor)
-            if counts["position"] != counts["durable_position"]:
+            counts = self._counts()
+            while counts["position"] != counts["durable_position"]:
+                check_awaited()
                 self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
+                counts = self._counts()  # which a restart may have taken back meanwhile
             first = self._first_number or counts["position"] + 1
             producer.begin_at(first)
             self._producer, self._first_number = producer, 0
@@ -227,6 +229,9 @@ class ServiceStore(Store):
             self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
             self._watch.start()
         return self._producer
+
+    def _counts(self) -> dict[str, Any]:
+        return self._pusher.connection.act("position", contributor=self.contributor)
 
     def _resend(self) -> None:
         """Send frames again after a restart of the service: another rank may wait for them while this one computes."""

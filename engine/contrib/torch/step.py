@@ -443,11 +443,21 @@ class Step:
                 f"load_state_dict: rounds of {self.store.num_required} workers return to a version together, and "
                 f"torch.distributed has {ranks} of them: initialize it in all, or roll back with penstock rollback"
             )
-        self.store.claim()  # in all ranks before the return, so that it comes after the last frame of an earlier run
-        marks: list[Any] = [mark]
+        failed: PenstockError | None = None
+        try:  # in all ranks before the return, so that it comes after the last frame of an earlier run
+            self.store.claim()
+        except PenstockError as error:
+            failed = error
+        states: list[Any] = [(mark, failed and str(failed))]
         if ranks > 1:
-            marks = [None] * ranks
-            distributed.all_gather_object(marks, mark)
+            (mine,), states = states, [None] * ranks
+            distributed.all_gather_object(states, mine)
+        if failed is not None:
+            raise failed
+        for rank, (_, text) in enumerate(states):
+            if text is not None:  # it would never come to what follows
+                raise StateError(f"load_state_dict: rank {rank} failed: {text}")
+        marks = [each for each, _ in states]
         if any(each != mark for each in marks):
             steps = ", ".join(f"rank {rank}: {each['tag']}" for rank, each in enumerate(marks))
             raise StateError(f"load_state_dict: the ranks have states of different steps ({steps}); load those of one")

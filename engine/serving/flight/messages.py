@@ -82,7 +82,7 @@ class PutRequest:
         """Parse a command, or a path: ("gradients",) or ("gradients", contributor)."""
         path = path_of(descriptor)
         if path is not None:
-            if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and _is_name(path[1]))):
+            if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and is_name(path[1]))):
                 return cls(path[0], path[1] if len(path) == 2 else None)
             raise UsageError(f"path {'/'.join(path)}: expected gradients, gradients/NAME or exchange/NAME")
         command = decoded(descriptor.command, "the descriptor's command")
@@ -92,7 +92,7 @@ class PutRequest:
             raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {got!r}')
         contributor, first, stream = (command[kind].get(key) for key in ("contributor", "first", "stream"))
         for key, name in (("contributor", contributor), ("stream", stream)):
-            if name is not None and not _is_name(name):
+            if name is not None and not is_name(name):
                 raise UsageError(f"{key}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
@@ -161,7 +161,7 @@ class FrameMetadata(NamedTuple):
     step: int | None = None
 
 
-def _is_name(name: Any) -> bool:
+def is_name(name: Any) -> bool:
     """Return whether a name is valid: checkpoints store it, so it must be short and encodable as UTF-8."""
     try:
         return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME

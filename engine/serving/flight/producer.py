@@ -80,6 +80,8 @@ class Producer:
         answer = connection.act("position", contributor=contributor, stream=self._identifier, claims=True)
         self._is_worker = bool(answer.get("in_rounds"))
         self._read = 0  # the last frame that the service is known to have read
+        self._waits_since_s: float | None = None
+        self._said_s = 0.0
         self.last = int(answer["durable_position"])
         if first is not None:
             self.begin_at(first)
@@ -231,7 +233,6 @@ class Producer:
 
     def _wait_for_room(self, stream: _PutStream, number: int) -> None:
         """Wait in Python while a service, which reads no further until other workers have come, could block a write."""
-        begin_s = said_s = time.monotonic()
         pause_s = _PAUSE_S
         while number > self._read + 1 and self._num_unread_bytes(number) > UNREAD_BYTES:
             self._read = self._position()
@@ -239,12 +240,21 @@ class Producer:
             interrupts.check()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
-            if (now_s := time.monotonic()) - said_s >= LOG_EVERY_S:
-                said_s = now_s
-                missing = self._connection.act("explain")["missing"]
-                waits_for = f"frame {self._read} of '{self._contributor}' to have its turn; missing: {listed(missing)}"
-                fields = {"service": self._connection.uri, "seconds": round(now_s - begin_s), "waits_for": waits_for}
-                report("waiting", **fields)
+            self._say_who_is_missing()
+        self._waits_since_s = None
+
+    def _say_who_is_missing(self) -> None:
+        """Log each minute for which workers this one waits; None of ``_waits_since_s`` begins anew."""
+        now_s = time.monotonic()
+        if self._waits_since_s is None:
+            self._waits_since_s = self._said_s = now_s
+        if now_s - self._said_s < LOG_EVERY_S:
+            return
+        self._said_s = now_s
+        if missing := self._connection.act("explain")["missing"]:
+            waits_for = f"frame {self._read} of '{self._contributor}' to have its turn; missing: {listed(missing)}"
+            seconds = round(now_s - self._waits_since_s)
+            report("waiting", service=self._connection.uri, seconds=seconds, waits_for=waits_for)
 
     def _num_unread_bytes(self, number: int) -> int:
         unread = range(self._read + 1, number + 1)
@@ -254,10 +264,16 @@ class Producer:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
         stream = self._stream
         assert stream is not None
-        if stream.wait_beyond(self.acked.position, COMMIT_AFTER_S if commits else None):
+        timeout_s = COMMIT_AFTER_S if commits else LOG_EVERY_S if self._is_worker else None
+        if stream.wait_beyond(self.acked.position, timeout_s):
             self._release(stream)
-        elif stream.acked is not None and stream.acked.durable:
+            self._waits_since_s = None
+            return
+        if commits and stream.acked is not None and stream.acked.durable:
             self._connection.act("checkpoint")
+        if self._is_worker:
+            self._read = self._position()
+            self._say_who_is_missing()
 
     def _position(self) -> int:
         return int(self._connection.act("position", contributor=self._contributor)["position"])

@@ -24,11 +24,13 @@ from penstock.serving.flight.messages import (
     EXCHANGE,
     GRADIENTS,
     LOOKUP,
+    MAX_NAME,
     TABLE,
     PutRequest,
     as_flight,
     decoded,
     encoded,
+    is_name,
     path_of,
 )
 from penstock.serving.service.auth import ADMISSION, CallAdmission, Certificates, Right
@@ -244,8 +246,10 @@ class FlightServer(AnsweringServer):
         name, stream = request.get("contributor"), request.get("stream")
         if not isinstance(name, str):
             raise UsageError('position: expected {"contributor": NAME}')
+        if request.get("claims") and not (is_name(name) and is_name(stream)):
+            raise UsageError(f'position: expected {{"contributor": NAME, "stream": ID}}, each of 1 to {MAX_NAME} bytes')
         with self._service.engine.gate.still():
-            if isinstance(stream, str) and request.get("claims") is True:
+            if request.get("claims"):
                 self._service.sequencer.claim(name, stream)
             return {
                 **self._service.sequencer.streams.counts(name, stream),

@@ -178,7 +178,10 @@ class Sequencer(CommitListener):
                 self._turned.wait(LOOK_S)
 
     def claim(self, contributor: str, identifier: str) -> None:
-        """Take no more frames of a producer's earlier streams. identifier : of the streams that follow"""
+        """Take no more frames of a producer's earlier streams. identifier : of the streams that follow
+
+        Raises UsageError if the position of the name cannot be stored.
+        """
         with self._engine.gate.still():
             self.streams.claim(contributor, identifier)
             self._turned.notify_all()
@@ -221,8 +224,7 @@ class Sequencer(CommitListener):
         Raises UsageError if another stream of the producer has begun before its end.
         """
         with self._engine.gate.still():
-            self.streams.check_newest(stream)
-            stream.is_finished = True
+            self.streams.finish(stream)
             return stream.acked.position < stream.position and (self._commits is None or self._commits.ask())
 
     def close(self, stream: Stream) -> None:

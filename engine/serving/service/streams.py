@@ -94,7 +94,6 @@ class Streams:
         self._positions = engine.session.positions
         self._open: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
-        self._claims: dict[str, str] = {}  # by contributor: the identifier of the process that took its name over
         step, before = engine.global_step, self._positions.lineage
         # The history of steps: a restart from the checkpoint continues it with another epoch.
         self.lineage = Lineage.new(step) if before is None else before.started(step)
@@ -139,7 +138,8 @@ class Streams:
         Raises UsageError and InputError.
         """
         name, now = request.contributor, self._now()
-        if name is not None and request.stream is not None and self._claims.get(name, request.stream) != request.stream:
+        claim = None if name is None else self._positions.claims.get(name)
+        if name is not None and None not in (claim, request.stream) and claim != request.stream:
             raise _replaced(name)
         stream = Stream(name, self._first(request), notify, now.tally(name, request.stream), replaced=replaced)
         # The first acknowledgement tells a producer which frames to resend.
@@ -156,17 +156,27 @@ class Streams:
         return stream
 
     def claim(self, contributor: str, identifier: str) -> None:
-        """End the earlier streams of a producer: of its frames, only those of one process count from here on.
+        """End the earlier streams of a producer: of its frames, only those of one process count until it has finished.
 
         identifier : of the streams of that process
+        Raises UsageError if the position of the name cannot be stored.
         """
-        newest, tally = self._newest.get(contributor), self._positions.tallies.get(contributor)
-        others = {each.stream for each in (tally, None if newest is None else newest.tally) if each is not None}
-        if others - {identifier}:  # else nobody has the name, of which there may be any number
-            self._claims[contributor] = identifier
+        claims, newest = self._positions.claims, self._newest.get(contributor)
+        self._check_room(contributor)
+        if contributor not in claims and contributor not in self.producers and len(claims) >= self._most:
+            raise self._no_room(contributor)
+        claims[contributor] = identifier
         if newest is not None and newest.tally.stream != identifier:
             self._end_newest(contributor)
             del self._newest[contributor]
+
+    def finish(self, stream: Stream) -> None:
+        """Note that all frames of a stream have come. Raises UsageError if another stream of the producer has begun."""
+        self.check_newest(stream)
+        stream.is_finished = True
+        name, identifier = stream.contributor, stream.tally.stream
+        if name is not None and identifier is not None and self._positions.claims.get(name) == identifier:
+            del self._positions.claims[name]
 
     def _end_newest(self, contributor: str) -> None:
         earlier = self._newest.get(contributor)
@@ -262,7 +272,10 @@ class Streams:
     def _check_room(self, name: str) -> None:
         """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
         if name not in self.producers and len(self.producers) >= self._most:
-            raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
+            raise self._no_room(name)
+
+    def _no_room(self, name: str) -> UsageError:
+        return UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
 
     def _now(self) -> ServicePosition:
         """Return the current positions, in which later changes show."""

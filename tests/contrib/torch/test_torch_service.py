@@ -234,6 +234,30 @@ def test_a_frame_of_a_killed_run_does_not_take_the_number_of_the_next_ones(monke
         assert service.engine.state_hash() == local.state_hash()
 
 
+def test_ranks_that_cannot_return_together_say_which_one_failed(tmp_path, monkeypatch):
+    """Else the others would wait in torch for one that has ended."""
+    with (
+        service_of(engine_of(workers=2, reduction="sum"), tmp_path, every=1) as service,
+        pt.store(service.address.uri) as store,
+    ):
+        opt = pt.Step(pt.EmbeddingBag(50, 4, store=store))
+        state, gathered = opt.state_dict(), []
+
+        def gather(states, mine):
+            gathered.append(mine)
+            states[:] = [mine, (mine[0], "it is out of luck")]
+
+        monkeypatch.setattr("penstock.contrib.torch.step.is_distributed", lambda: True)
+        monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+        monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+        with pytest.raises(ps.StateError, match="load_state_dict: rank 1 failed: it is out of luck"):
+            opt.load_state_dict(state)
+        store.frames += 1
+        with pytest.raises(ps.UsageError, match="this store has pushed frames"):
+            opt.load_state_dict(state)
+        assert "has pushed frames" in gathered[1][1]
+
+
 def test_a_run_that_begins_again_in_rounds_without_a_state_is_warned(tmp_path):
     with service_of(engine_of(workers=1), tmp_path, every=1) as service:
 

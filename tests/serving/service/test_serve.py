@@ -9,9 +9,11 @@ import pyarrow.flight as flight
 import pytest
 from ipc import write
 from limits import HANG_S, until
-from services import VOCABULARY, client_of, config_of, frame, put, replayed, service_of
+from services import VOCABULARY, client_of, config_of, frame, free_port, put, replayed, service_of
 
 import penstock as ps
+from penstock.serving.flight import connect
+from penstock.serving.flight.connection import Address
 from penstock.serving.flight.messages import decoded
 
 FRAMES = [frame(n) for n in range(12)]
@@ -121,6 +123,11 @@ def test_frames_sent_again_are_recognised_and_gaps_are_named():
             put(service, FRAMES[8:], contributor="w0")
 
 
+def sent(producer, frame):
+    producer.send(frame)  # raises if the service has answered by then
+    producer.wait()
+
+
 def test_the_newest_stream_of_a_name_counts():
     with service_of() as service, client_of(service) as first, client_of(service) as two:
         old = first.producer("w0")
@@ -130,12 +137,8 @@ def test_the_newest_stream_of_a_name_counts():
         new.send(FRAMES[1])
         new.wait()
 
-        def send():
-            old.send(FRAMES[1])  # raises if the service has answered by then
-            old.wait()
-
         with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun: this one ends"):
-            send()
+            sent(old, FRAMES[1])
         new.close()
         assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
 
@@ -149,18 +152,43 @@ def test_a_new_producer_takes_over_a_name_before_it_sends():
         new = two.producer("w0")
         assert new.last == 1
 
-        def send():
-            old.send(FRAMES[5])
-            old.wait()
-
         with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
-            send()
+            sent(old, FRAMES[5])
         with pytest.raises(flight.FlightServerError, match="another stream of producer 'w0' has begun"):
             put(service, FRAMES[5:6], contributor="w0", first=2, stream=old._identifier)
         assert new.send(FRAMES[1]) == 2
         new.close()
         assert (new.acked.position, new.acked.applied) == (2, 1)
         assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+        put(service, FRAMES[2:3], contributor="w0", first=3, stream="another")  # as this one has finished
+
+
+def test_the_later_of_two_producers_of_a_new_name_has_it_also_after_a_restart(tmp_path):
+    address = Address("127.0.0.1", free_port(), False)
+    with connect(address.uri, patience_s=HANG_S) as one, connect(address.uri, patience_s=HANG_S) as two:
+        with service_of(None, tmp_path, every=1, address=address) as service:
+            earlier, later = one.producer("w0"), two.producer("w0")
+            with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
+                sent(earlier, FRAMES[5])
+            later.send(FRAMES[0])
+            later.wait()
+        resumed = ps.Engine.restore(tmp_path)
+        with service_of(resumed, tmp_path, every=1, resume=True, address=address) as service:
+            with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
+                sent(earlier, FRAMES[6])
+            later.send(FRAMES[1])
+            later.close()
+            assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
+@pytest.mark.parametrize("stream", ["", "x" * 300, "\ud800", None, 7])
+def test_only_a_name_claims_the_place_of_a_producer(stream):
+    with (
+        service_of() as service,
+        client_of(service) as client,
+        pytest.raises(ps.UsageError, match=r"position: expected .*contributor.*stream.*, each of 1 to"),
+    ):
+        client.connection.act("position", contributor="w0", stream=stream, claims=True)
 
 
 @pytest.mark.parametrize(
