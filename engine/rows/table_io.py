@@ -260,7 +260,7 @@ class TablesReader:
         spec, dynamic = self._tables.specs[name], self._tables.dynamic.get(name)
         dims = dict(zip(self._tables.parts(name), self._tables.table(name).part_dims, strict=True))
         optimizer = spec.optimizer
-        divides = optimizer.limits.get(optimizer.first_slot_argument or "") == POSITIVE
+        divides = optimizer.first_slot_range(optimizer.proto_values()) == POSITIVE
         return WantedTable(
             name,
             type(optimizer).__name__,

@@ -51,7 +51,10 @@ def _legal(message: EngineConfig, written: Mapping[str, float], programs: Collec
         written_of.setdefault(table_path, {})[field] = number
     for table in table_messages(message):
         yield from refusals(table, programs)
-        yield from lint_table(table, written_of.get(f"table_descriptor[{table.index}]", {}))
+        own = f"table[{table.settings_index}]."  # of an optimizer in the table's settings
+        start = f"{own}{table.algorithm}."
+        of_settings = {path[len(own) :]: value for path, value in written.items() if path.startswith(start)}
+        yield from lint_table(table, written_of.get(f"table_descriptor[{table.index}]", {}) | of_settings)
 
 
 def _mode(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
