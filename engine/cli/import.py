@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from penstock.api.engine import Engine
-from penstock.base.flag_values import local_path
+from penstock.base.flag_values import local_path, whole
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import check_new, check_no_version
 from penstock.cli.command_line import Pairs, Parser, add_flag, make_devices
@@ -33,6 +33,13 @@ def add(command: Parser) -> None:
         help="the name in the source of a table, or of the tensor with the weights of TABLE or with TABLE/SLOT; "
         "a * on each side stands for the same text",
     )
+    command.add_argument(
+        "--step",
+        type=whole(0, 2**63 - 1),
+        metavar="N",
+        help="the step that the checkpoint begins at; default: that of the source's optimizers where the rate of an "
+        "update depends on it, else 0",
+    )
     for name in ("new_tables", "learning_rates", "seed", "num_required", "reduction", "devices", "threads"):
         add_flag(command, name)
 
@@ -48,11 +55,14 @@ def run(args: argparse.Namespace, out: Output) -> None:
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     engine = Engine(config, make_devices(args.devices), seed=args.seed, threads=args.threads, **gate)
     loaded = engine.read_tables(args.source, args.new_tables, args.names, args.learning_rates)
+    if step := (loaded.step if args.step is None else args.step):
+        engine.gate.set_global_step(step)
     with writing(args.checkpoint):
         engine.save(args.checkpoint)
     _say(out, args, loaded)
     sources = [str(source) for source in args.source]
-    out.result({"checkpoint": place_text(args.checkpoint), "sources": sources, **loaded.to_dict()})
+    result = {"checkpoint": place_text(args.checkpoint), "sources": sources, **loaded.to_dict()}
+    out.result(result | {"step": engine.global_step})
 
 
 def _say(out: Output, args: argparse.Namespace, loaded: LoadedTables) -> None:
@@ -68,4 +78,6 @@ def _say(out: Output, args: argparse.Namespace, loaded: LoadedTables) -> None:
     out.say_tables("raised    ", raised)
     out.say_tables("skipped   ", [f"{name}: {reason}" for name, reason in loaded.skipped.items()])
     out.say_all("note      ", loaded.notes)
+    if loaded.step is not None and args.step is None:
+        out.say(f"step      {loaded.step:,}, of the optimizers there")
     out.say(f"wrote     {place_text(args.checkpoint)}")

@@ -61,17 +61,33 @@ class WholeTensor:
         return whole[start:stop]
 
 
+class OptimizerState(NamedTuple):
+    """What a source says about the optimizer that a tensor is part of the state of.
+
+    step : the updates so far; None: it does not say
+    settings : the optimizer's numbers and switches, by the library's names
+    """
+
+    step: int | None
+    settings: Mapping[str, float]
+
+
+NO_STATE = OptimizerState(None, MappingProxyType({}))
+
+
 class Contents(NamedTuple):
     """What a reader found in a source.
 
     tensors : by name, which is the path to it there, joined by '.' or '/'
     others : name → what it is, and so why it is skipped
     numbered : another name of some tensors, which a library counts and names → the name among ``tensors``
+    states : of some tensors, those of an optimizer
     """
 
     tensors: dict[str, Tensor]
     others: dict[str, str]
     numbered: Mapping[str, str] = MappingProxyType({})
+    states: Mapping[str, OptimizerState] = MappingProxyType({})
 
     def text(self) -> str:
         """Return the names, types and shapes, for messages."""

@@ -29,6 +29,11 @@ _ADAGRAD = {"accumulators": ("momentum1", "momentum_1", "sum", "Adagrad")}
 OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Adagrad": _ADAGRAD,
     "RowWiseAdagrad": _ADAGRAD,
+    "TorchAdagrad": {"sum": ("momentum1", "momentum_1")},
+    "PartialRowWiseAdam": {
+        "exp_avg": ("momentum1", "momentum_1"),
+        "exp_avg_sq": ("momentum2", "momentum_2"),
+    },
     "AdagradMomentum": {"accumulators": ("AdagradMomentum/Accumulator",), "momenta": ("AdagradMomentum/Momentum",)},
     "ProximalAdagrad": {"accumulators": ("ProximalAdagrad",)},
     "Momentum": {"momenta": ("momentum_buffer", "Momentum")},
@@ -397,10 +402,13 @@ def parts_of_variable(tensors: Mapping[str, Tensor], table: WantedTable, part: s
 
 def _advice(table: WantedTable, part: str, shape: tuple[int, ...]) -> str:
     """Return what to do about a shape that does not fit."""
+    is_moment = part in ("velocities", "exp_avg_sq")
     if part != WEIGHTS and shape == (table.num_rows,):
-        return "it has one number per row: RowWiseAdagrad has such accumulators"
+        has = "PartialRowWiseAdam has such second moments" if is_moment else "RowWiseAdagrad has such accumulators"
+        return f"it has one number per row: {has}"
     if part != WEIGHTS and table.dims[part] == 1 and shape == (table.num_rows, table.dims[WEIGHTS]):
-        return "it has a number per weight: Adagrad has such accumulators"
+        has = "Adam has such second moments" if is_moment else "TorchAdagrad has such accumulators"
+        return f"it has a number per weight: {has}"
     if len(shape) == 2 and part == WEIGHTS and table.num_rows is not None:
         return f"set vocabulary_size {shape[0]} and dimension {shape[1]}, or choose another tensor: --map NAME=TABLE"
     return "choose another tensor: --map NAME=TABLE/SLOT"
