@@ -112,8 +112,8 @@ def bound(rule: UpdateRule) -> float:
 def start(rule: UpdateRule, rng: np.random.Generator, dim: int) -> list[Any]:
     """Return weights and slots. Slots are positive, like accumulators."""
     parts = [rng.standard_normal((NUM_ROWS, dim), np.float32)]
-    for slot_dim in rule.slot_dims(dim):
-        parts.append(np.abs(rng.standard_normal((NUM_ROWS, slot_dim), np.float32)) + np.float32(0.1))
+    for slot in range(rule.num_slots):
+        parts.append(np.abs(rng.standard_normal((NUM_ROWS, rule.slot_dim(dim, slot)), np.float32)) + np.float32(0.1))
     return parts
 
 

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,7 +14,14 @@ from urllib.parse import unquote
 from penstock.base.errors import CapacityError, InputError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
-from penstock.io.table_formats.table_format import NO_STATE, Contents, OptimizerState, Tensor, format_of
+from penstock.io.table_formats.table_format import (
+    NO_STATE,
+    Contents,
+    OptimizerState,
+    Tensor,
+    format_of,
+    joined_contents,
+)
 from penstock.io.table_formats.tensor_blocks import blocks
 from penstock.io.table_formats.tensor_names import KEYS, Assigned, WantedTable, advice, assign, without_patterns
 from penstock.model.config.specs import WEIGHTS
@@ -172,30 +178,11 @@ class TablesReader:
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            contents = self._contents(stack)
+            contents = joined_contents(self._formats, stack)
             self._assigned = self._assign_tensors(contents, names)
             self._assigned.skipped.update(contents.others)
             self._states = _states(self._assigned, contents.states)
             self._blocks = self._tensor_blocks(contents.tensors)
-
-    def _contents(self, stack: ExitStack) -> Contents:
-        """Return what is in all sources. Raises InputError if two have tensors of one name."""
-        contents, places, numbered = Contents({}, {}), dict[str, Path](), list[Mapping[str, str]]()
-        states = dict[str, OptimizerState]()
-        for path, kind in self._formats.items():
-            assert kind.contents is not None
-            found = kind.contents(path, stack)
-            if (name := next((name for name in found.tensors if name in places), None)) is not None:
-                problem = f"'{name}' is also in {places[name]}; give one of them, or save them under other names"
-                raise InputError(problem, source=str(path))
-            places |= dict.fromkeys(found.tensors, path)
-            contents.tensors.update(found.tensors)
-            contents.others.update(found.others)
-            numbered.append(found.numbered)
-            states |= found.states
-        counts = Counter(chain(contents.tensors, *numbered))  # optimizers of several sources count alike
-        once = {number: name for each in numbered for number, name in each.items() if counts[number] == 1}
-        return contents._replace(numbered=once, states=states)
 
     def read(self) -> dict[str, None]:
         """Set the rows, and return the names of all tables: any row may have changed.

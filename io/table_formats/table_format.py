@@ -11,10 +11,12 @@ import json
 import os
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -167,6 +169,29 @@ def format_of(path: Path) -> TableFormat:
     there = listed(sorted(child.name for child in path.iterdir())) or "nothing"
     problem = inner_formats(path) or f"tables in no known format; there: {there}; expected {titles}"
     raise InputError(problem, source=source)
+
+
+def joined_contents(formats: Mapping[Path, TableFormat], stack: ExitStack) -> Contents:
+    """Return what is in sources of tensors, by path; open until the stack is closed.
+
+    Raises InputError if two have tensors of one name.
+    """
+    contents, places, numbered = Contents({}, {}), dict[str, Path](), list[Mapping[str, str]]()
+    states = dict[str, OptimizerState]()
+    for path, kind in formats.items():
+        assert kind.contents is not None
+        found = kind.contents(path, stack)
+        if (name := next((name for name in found.tensors if name in places), None)) is not None:
+            problem = f"'{name}' is also in {places[name]}; give one of them, or save them under other names"
+            raise InputError(problem, source=str(path))
+        places |= dict.fromkeys(found.tensors, path)
+        contents.tensors.update(found.tensors)
+        contents.others.update(found.others)
+        numbered.append(found.numbered)
+        states |= found.states
+    counts = Counter(chain(contents.tensors, *numbered))  # optimizers of several sources count alike
+    once = {number: name for each in numbered for number, name in each.items() if counts[number] == 1}
+    return contents._replace(numbered=once, states=states)
 
 
 def inner_formats(path: Path) -> str | None:

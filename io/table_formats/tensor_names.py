@@ -47,6 +47,10 @@ OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ProximalYogi": {"v": ("ProximalYogi",), "m": ("ProximalYogi_1",)},
 }
 
+# The optimizer of a table that an import chooses by the slots there; a first one is a sum, unless there is a second.
+ANY_OF_TORCH = "any of torch's"
+_OF_TORCH = {"sum": ("momentum1", "momentum_1"), "exp_avg_sq": ("momentum2", "momentum_2")}
+
 # Optimizer → slot → its name in optax, which stores the same numbers.
 OPTAX_NAMES: Mapping[str, Mapping[str, str]] = {
     "Adagrad": {"accumulators": "sum_of_squares"},
@@ -82,7 +86,8 @@ class WantedTable:
         """Return the names that a part may have."""
         if part == WEIGHTS:
             return _WEIGHTS
-        return (part, *OTHER_NAMES.get(self.optimizer, {}).get(part, ()))
+        others = _OF_TORCH if self.optimizer == ANY_OF_TORCH else OTHER_NAMES.get(self.optimizer, {})
+        return (part, *others.get(part, ()))
 
 
 class Assigned(NamedTuple):
@@ -95,10 +100,13 @@ class Assigned(NamedTuple):
     skipped: dict[str, str]
 
 
-def assign(contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str) -> Assigned:
+def assign(
+    contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str, checked: bool = True
+) -> Assigned:
     """Assign tensors to the parts of tables.
 
     names : name of a tensor → TABLE or TABLE/SLOT; name of a table in the source → TABLE; or patterns of both
+    checked : check their types and shapes
     Raises UsageError for an invalid name among ``names``, and InputError for tensors that do not fit.
     """
     tensors = contents.tensors
@@ -136,7 +144,7 @@ def assign(contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping
         for name, table in wanted.items()
         if name in parts
     }
-    for name, by_part in in_order.items():
+    for name, by_part in in_order.items() if checked else ():
         _check(tensors, wanted[name], by_part, source)
     return Assigned(in_order, skipped)
 

@@ -153,7 +153,7 @@ class TableSpec:
     @property
     def part_dims(self) -> tuple[int, ...]:
         """The floats per row of the weights, then of each slot."""
-        return (self.dim, *self.rule.slot_dims(self.dim))
+        return (self.dim, *(self.rule.slot_dim(self.dim, slot) for slot in range(len(self.slots))))
 
     @property
     def slot_dims(self) -> dict[str, int]:

@@ -125,19 +125,21 @@ class UpdateRule:
         """How many slots, the last ones, have one number per row; the others have the shape of the weights."""
         return ROW_SLOTS.get(self.algorithm, 0)
 
-    def slot_dims(self, dim: int) -> tuple[int, ...]:
-        """Return the floats per row of each slot of a table.
+    def slot_dim(self, dim: int, slot: int = 0) -> int:
+        """Return the floats per row of a slot of a table.
 
         Parameters
         ----------
         dim : int
             Of the table.
+        slot : int
+            The number of the slot.
 
         Returns
         -------
-        tuple of int
+        int
         """
-        return (dim,) * (self.num_slots - self.row_slots) + (1,) * self.row_slots
+        return dim if slot < self.num_slots - self.row_slots else 1
 
     @property
     def is_corrected(self) -> bool:

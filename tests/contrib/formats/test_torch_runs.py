@@ -188,3 +188,94 @@ def test_a_rate_by_steps_that_the_source_does_not_have_is_noted(tmp_path, import
     _, result = imported(ps.PartialRowWiseAdam(0.02))
     assert result["notes"] == ["user: the rate of its updates depends on the step, which the source does not have"]
     assert result["step"] == 0
+
+
+# ---- the optimizers of the states
+
+
+BARE = """
+table_descriptor { name: "user" vocabulary_size: 300 dimension: 8 %s }
+mode: TRAINING
+"""
+CLIPPED = "optimization_parameters { adagrad { } clipping_limits { upper { value: 2 } } %s }"
+
+
+@pytest.fixture
+def chosen(tmp_path, call, refused):
+    """chosen(text, words…) → the configuration and the engine of an import, and what --json prints, or its error."""
+
+    def run(text, *words, code=0):
+        (tmp_path / "t.pbtxt").write_text(BARE % text)
+        files = "--config", tmp_path / "t.pbtxt", "--new-config", tmp_path / "new.pbtxt"
+        words = "import", tmp_path / "m.pt", tmp_path / "c", *files, *words
+        if code:
+            line = refused(code, *words)
+            assert not (tmp_path / "c").exists()
+            assert not (tmp_path / "new.pbtxt").exists()
+            return line
+        text, result = call(0, *words)
+        config = ps.EmbeddingConfig.load(tmp_path / "new.pbtxt")
+        return config, ps.Engine.restore(tmp_path / "c", config=config), {**result, "text": text}
+
+    return run
+
+
+def test_an_import_chooses_torchs_adagrad_and_its_run_continues(tmp_path, chosen):
+    bag, created = trained(lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.01, eps=1e-6))
+    saved(bag, created, tmp_path)
+    config, engine, result = chosen("", "--map", "optim.state.0.sum=user/sum")
+    text = "user: TorchAdagrad(learning_rate=0.05, epsilon=1e-06, lr_decay=0.01)"
+    assert f"chose     {text}\n" in result["text"]
+    assert (result["notes"], result["step"]) == ([], BEFORE)
+    assert config.optimizer("user").lr_decay == np.float32(0.01)
+    weights = continued(engine)["parameters"]
+    train(created, bag.weight, range(BEFORE, BEFORE + AFTER))
+    np.testing.assert_allclose(weights, bag.weight.detach().numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "optimizer"),
+    [
+        ([(ROWS, DIM)], ps.TorchAdagrad(0.02, epsilon=1e-8, clip_weight_max=2.0)),
+        ([ROWS], ps.RowWiseAdagrad(0.02, 0.0, epsilon=1e-8, clip_weight_max=2.0)),
+        ([(ROWS, 1)], ps.RowWiseAdagrad(0.02, 0.0, epsilon=1e-8, clip_weight_max=2.0)),
+        ([(ROWS, DIM), ROWS], ps.PartialRowWiseAdam(0.02, clip_weight_max=2.0)),
+    ],
+    ids=["EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD", "a column", "PARTIAL_ROWWISE_ADAM"],
+)
+def test_the_shapes_of_torchrecs_states_choose_and_other_settings_stay(tmp_path, chosen, shapes, optimizer):
+    trainer = Fbgemm(
+        torch.ones(ROWS, DIM), [torch.full((shape,) if shape == ROWS else shape, 0.25) for shape in shapes], 0
+    )
+    saved_by_torchrec(trainer, tmp_path)
+    config, engine, result = chosen(CLIPPED % "learning_rate { constant: 7 }")
+    wanted = config_of(optimizer, ("user",), DIM, ROWS).table("user")
+    assert (config.table("user").rule, config.table("user").slots) == (wanted.rule, wanted.slots)
+    assert config.table("user").learning_rate == np.float32(0.02)
+    assert result["initial"] == {}
+    assert [part.mean() for part in engine.retrieve_parameters("user").values()] == [1.0, *[0.25] * len(shapes)]
+
+
+def test_a_dynamic_rate_stays_and_a_missing_one_is_an_error(tmp_path, chosen):
+    torch.save({"user.weight": torch.ones(ROWS, DIM), "user.sum": torch.ones(ROWS, DIM)}, tmp_path / "m.pt")
+    line = chosen("", code=4)
+    assert "table 'user': the source has no learning rate; set learning_rate { constant: … } or { dynamic { } }" in line
+    config, *_ = chosen("optimization_parameters { learning_rate { dynamic { } } }")
+    assert config.table("user").tag == 0
+
+
+def test_states_of_an_adam_that_is_not_row_wise_choose_nothing(tmp_path, chosen):
+    torch.save(
+        {f"user.{name}": torch.ones(ROWS, DIM) for name in ("weight", "exp_avg", "exp_avg_sq")}, tmp_path / "m.pt"
+    )
+    assert "table 'user': no optimizer; set one in optimization_parameters" in chosen("", code=4)
+    adam = "adam { beta1: 0.9 beta2: 0.999 epsilon: 1e-8 } learning_rate { constant: 1 }"
+    config, _, result = chosen(f"optimization_parameters {{ {adam} }}")
+    assert (result["chosen"], result["initial"]) == ({}, {})
+    assert isinstance(config.optimizer("user"), ps.Adam)
+
+
+def test_a_number_of_torchs_that_no_optimizer_here_takes_is_an_error(tmp_path, chosen):
+    saved(*trained(lambda p: torch.optim.Adagrad(p, eps=0.0, initial_accumulator_value=1.0)), tmp_path)
+    line = chosen("", "--map", "optim.state.0.sum=user/sum", code=4)
+    assert "table 'user': epsilon must be > 0, got 0.0" in line

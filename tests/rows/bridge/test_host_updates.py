@@ -72,7 +72,7 @@ def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices,
     rng = np.random.default_rng(seed)
     table = host_table(mesh_of, rule, rows, dim, devices, mod, target=target)
     parts = [any_floats(rng, (rows, dim), scale[0])]
-    parts += [np.abs(any_floats(rng, (rows, slot_dim), scale[1])) for slot_dim in rule.slot_dims(dim)]
+    parts += [np.abs(any_floats(rng, (rows, n), scale[1])) for n in table.part_dims[1:]]
     for part, values in enumerate(parts):
         table.write(np.arange(rows), values, part)
     for _ in range(2):
