@@ -175,7 +175,7 @@ class UpdateRule:
         hyper, step = dict(self.hyper), max(step, 0)
         if not self.is_corrected:
             return rate / (1 + step * hyper.get("lr_decay", 0.0))
-        first, second = (1 - hyper[beta] ** (step + 1) for beta in ("beta1", "beta2"))
+        first, second = (1 - _power(hyper[beta], step + 1) for beta in ("beta1", "beta2"))
         return rate, 1 / first, 1 / math.sqrt(second)
 
     def numbers(self, like: Array, *names: str) -> tuple[Any, ...]:
@@ -224,6 +224,15 @@ class UpdateRule:
         bool
         """
         return bool(dict(self.hyper).get(name, False))
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return a power by multiplications alone, which all machines round alike; C libraries differ in ``pow``."""
+    power = 1.0
+    while exponent:
+        power *= base if exponent & 1 else 1.0
+        base, exponent = base * base, exponent >> 1
+    return power
 
 
 def clip(ops: Ops, values: Array, lower: Array | float | None, upper: Array | float | None) -> Array:

@@ -103,7 +103,7 @@ class XlaTables:
         update : of any of the tables. Stacked ones share one learning rate, and none of them is rounded by the key.
         """
         layout = self.layouts[update[0]]
-        return np.float32(update[2]), np.int32(0), key_of(layout.drawn_as or layout.name, step, application)
+        return np.asarray(update[2], np.float32), np.int32(0), key_of(layout.drawn_as or layout.name, step, application)
 
     def _apply(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         with programs.own_settings(self.mesh), self._watching(reader):
