@@ -68,8 +68,9 @@ def _chosen(
     for table in tables:
         parts = assigned.parts.get(table.name, {})
         shapes = {part: contents.tensors[name].shape for part, name in parts.items()}
+        is_fused = "momentum" in parts.get("sum", "")
         states = [contents.states[name] for part, name in parts.items() if part != WEIGHTS and name in contents.states]
-        optimizer = _optimizer(table, shapes, states[0] if states else NO_STATE)
+        optimizer = _optimizer(table, shapes, is_fused, states[0] if states else NO_STATE)
         if optimizer is not None:
             chosen[table.name] = optimizer
     return chosen
@@ -82,27 +83,33 @@ def _wanted(table: TableMessage) -> WantedTable:
     return WantedTable(table.name, ANY_OF_TORCH, dict.fromkeys((WEIGHTS, *_EVERY_SLOT), dim), num_rows, key_type)
 
 
-def _optimizer(table: TableMessage, shapes: Mapping[str, Any], state: OptimizerState) -> Optimizer | None:
-    """Return the optimizer of torch that has slots of such shapes; None: none that is here."""
+def _optimizer(
+    table: TableMessage, shapes: Mapping[str, Any], is_fused: bool, state: OptimizerState
+) -> Optimizer | None:
+    """Return the optimizer of torch that has slots of such shapes; None: none that is here.
+
+    is_fused : the names are FBGEMM's, whose epsilon is another than torch's
+    """
     settings, dim = state.settings, table.descriptor.dimension
     of_rows = {part for part, shape in shapes.items() if len(shape) == 1 or (shape[1:] == (1,) and dim > 1)}
     numbers: dict[str, Any] = {}
     if "exp_avg_sq" in shapes:
         if "exp_avg_sq" not in of_rows:
             return None
-        kind: type[Optimizer] = PartialRowWiseAdam
+        kind: Any = PartialRowWiseAdam
     elif "sum" not in shapes:
         return None
     elif "sum" in of_rows:
         kind, numbers = RowWiseAdagrad, {"initial_accumulator_value": 0.0, "epsilon": 1e-8}
     else:
-        kind, numbers = TorchAdagrad, {} if "eps" in settings else {"epsilon": 1e-8}  # of EXACT_ADAGRAD
+        kind, numbers = TorchAdagrad, {"epsilon": 1e-8} if is_fused else {}
     fields = kind.fields()
     numbers |= {ours: settings[theirs] for theirs, ours in _NUMBERS.items() if theirs in settings and ours in fields}
     try:
-        return kind(**numbers, learning_rate=_rate(table, settings))
+        optimizer: Optimizer = kind(**numbers, learning_rate=_rate(table, settings))
     except ConfigError as error:
         raise ConfigError(f"table '{table.name}': {error}") from None
+    return optimizer
 
 
 def _rate(table: TableMessage, settings: Mapping[str, float]) -> LearningRate:

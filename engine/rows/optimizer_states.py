@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from penstock.io.table_formats.table_format import OptimizerState
 from penstock.model.config.specs import TableSpec
@@ -53,5 +54,5 @@ def differences(spec: TableSpec, state: OptimizerState) -> Iterator[str]:
 
 def adagrad_of(settings: Mapping[str, float]) -> TorchAdagrad:
     """Return the optimizer of a group's settings. Raises ConfigError for a number out of its range."""
-    numbers = {ours: settings[theirs] for theirs, ours in _ADAGRAD.items() if theirs in settings}
+    numbers: dict[str, Any] = {ours: settings[theirs] for theirs, ours in _ADAGRAD.items() if theirs in settings}
     return TorchAdagrad(**numbers)

@@ -262,6 +262,7 @@ def test_a_dynamic_rate_stays_and_a_missing_one_is_an_error(tmp_path, chosen):
     assert "table 'user': the source has no learning rate; set learning_rate { constant: … } or { dynamic { } }" in line
     config, *_ = chosen("optimization_parameters { learning_rate { dynamic { } } }")
     assert config.table("user").tag == 0
+    assert config.optimizer("user").epsilon == 1e-10
 
 
 def test_states_of_an_adam_that_is_not_row_wise_choose_nothing(tmp_path, chosen):
