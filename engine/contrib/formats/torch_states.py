@@ -6,14 +6,15 @@ was created with ``named_parameters``.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from penstock.base.errors import InputError
 from penstock.io.table_formats.table_format import Contents, OptimizerState
 
+_LARGEST = sys.float_info.max
 _IN_GROUP = re.compile(r"((?:.+\.)?)param_groups\.(\d+)\.(.+)")
 Names = dict[str, dict[str, str]]  # path of an optimizer → number of a parameter → its name
 
@@ -55,8 +56,8 @@ def states_of(contents: Contents, plain: Mapping[str, Any]) -> dict[str, Optimiz
         path, group, rest = match[1], match[2], match[3]
         if rest.startswith("params."):
             group_of[path, str(value)] = group
-        elif not isinstance(value, str):
-            settings.setdefault(f"{path}{group}", {})[rest] = value
+        elif not isinstance(value, str) and abs(value) <= _LARGEST:
+            settings.setdefault(f"{path}{group}", {})[rest] = float(value)
     states, numbers = {}, {name: number for number, name in contents.numbered.items()}
     for name in contents.tensors:
         place = numbers.get(name, name).rpartition(".")[0]
@@ -72,7 +73,7 @@ def states_of(contents: Contents, plain: Mapping[str, Any]) -> dict[str, Optimiz
 
 
 def _whole(step: Any) -> int | None:
-    return int(step) if isinstance(step, int | float) and step >= 0 and math.isfinite(step) else None
+    return int(step) if isinstance(step, int | float) and 0 <= step < 2**63 else None
 
 
 def _names(groups: Iterable[Group], source: str) -> Names:

@@ -56,9 +56,8 @@ def imported(tmp_path, call):
     return run
 
 
-def slots_by_number(optimizer, **others):
-    names = {slot: slot for slot in optimizer.slot_names} | others
-    return [word for there, slot in names.items() for word in ("--map", f"optim.state.0.{there}=user/{slot}")]
+def slots_by_number(optimizer):
+    return [word for slot in optimizer.slot_names for word in ("--map", f"optim.state.0.{slot}=user/{slot}")]
 
 
 def continued(engine):
@@ -84,6 +83,12 @@ def test_a_run_of_adagrad_continues(tmp_path, imported, lr_decay, sparse):
     assert not sparse or parts["sum"].tobytes() == sums.tobytes()
 
 
+ADAM_BY_NUMBER = [
+    *("--map", "optim.state.0.exp_avg=user/momenta"),
+    *("--map", "optim.state.0.exp_avg_sq=user/velocities"),
+]
+
+
 def test_a_run_of_sparse_adam_continues_with_a_corrected_rate(tmp_path, imported):
     def corrected(step, lr=0.001):
         return lr * (1 - 0.999 ** (step + 1)) ** 0.5 / (1 - 0.9 ** (step + 1))
@@ -91,9 +96,8 @@ def test_a_run_of_sparse_adam_continues_with_a_corrected_rate(tmp_path, imported
     bag, created = trained(lambda p: torch.optim.SparseAdam(list(p), lr=0.001))
     saved(bag, created, tmp_path)
     optimizer = ps.Adam(corrected, epsilon=1e-8, sum_inside_sqrt=False)
-    maps = slots_by_number(optimizer, exp_avg="momenta", exp_avg_sq="velocities")[4:]
-    engine, _ = imported(optimizer, *maps, "--step", BEFORE)
-    assert engine.global_step == BEFORE
+    engine, result = imported(optimizer, *ADAM_BY_NUMBER, "--step", BEFORE)
+    assert (engine.global_step, result["notes"]) == (BEFORE, [])
     weights = continued(engine)["parameters"]
     train(created, bag.weight, range(BEFORE, BEFORE + AFTER))
     np.testing.assert_allclose(weights, bag.weight.detach().numpy(), rtol=0, atol=1e-6)
@@ -174,6 +178,29 @@ def test_another_optimizer_and_other_numbers_are_noted(tmp_path, imported):
     rate = "user: learning_rate is 0.1 in the configuration, and was 0.05 in torch"
     assert result["notes"] == [rate, "user: epsilon is 1e-08 in the configuration, and was 1e-10 in torch", decay]
     assert f"note      {rate}\n" in result["text"]
+
+
+def test_what_adam_lacks_of_torchs_is_noted(tmp_path, imported):
+    saved(*trained(lambda p: torch.optim.Adam(p, lr=0.05, amsgrad=True), sparse=False), tmp_path)
+    _, result = imported(ps.Adam(0.05), *ADAM_BY_NUMBER)
+    assert result["notes"] == [
+        "user: epsilon is 1e-07 in the configuration, and was 1e-08 in torch",
+        "user: torch's Adam adds epsilon to the root, as Adam does with sum_inside_sqrt=False",
+        "user: torch's Adam corrects its moments, as a rate of lr*sqrt(1-beta_2^t)/(1-beta_1^t) does",
+        "user: torch's amsgrad divides by the largest second moments, which no optimizer here does",
+    ]
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), float("nan"), -1.0, "many", None, [], 1 + 2j])
+def test_numbers_of_a_state_that_mean_nothing_are_no_traceback(tmp_path, imported, number):
+    bag, created = trained(lambda p: torch.optim.Adagrad(p, lr=0.05))
+    state = created.state_dict()
+    state["state"][0]["step"] = number
+    state["param_groups"][0] |= dict.fromkeys(("lr", "eps", "lr_decay"), number)
+    torch.save({"user": bag.state_dict(), "optim": state}, tmp_path / "m.pt")
+    optimizer = ps.TorchAdagrad(0.05, 0.5)
+    engine, _ = imported(optimizer, *slots_by_number(optimizer))
+    assert engine.global_step == 0
 
 
 def test_a_state_of_another_optimizer_is_skipped_by_its_name(tmp_path, imported):
