@@ -165,8 +165,9 @@ def on_cpu(rule: UpdateRule, steps: Steps) -> tuple[Any, Any]:
     from penstock.model.updates import Ops, update
 
     shape = CHECKED_ROWS, CHECKED_DIM
-    after, slots = np.zeros(shape, np.float32), [np.full((shape[0], rule.slot_dim(shape[1])), 0.1, np.float32)] * 3
-    slots, change = [slot.copy() for slot in slots[: rule.num_slots]], np.zeros(shape, np.float32)
+    after, dims = np.zeros(shape, np.float32), [rule.slot_dim(shape[1], slot) for slot in range(rule.num_slots)]
+    slots = [np.full((shape[0], dim), 0.1, np.float32) for dim in dims]
+    change = np.zeros(shape, np.float32)
     for ids, grads in steps:
         before = after[ids]
         with np.errstate(all="ignore"):

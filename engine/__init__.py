@@ -34,9 +34,9 @@ _NAMES = {
     "penstock.model.version": "Version",
     "penstock.model.updates": "DynamicLearningRate",
     "penstock.model.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad "
-    "MDLAdagradLight ProximalAdagrad RowWiseAdagrad",
+    "MDLAdagradLight ProximalAdagrad RowWiseAdagrad TorchAdagrad",
     "penstock.model.updates.ftrl": "FTRL OnlineYogi ProximalYogi",
-    "penstock.model.updates.moments": "Adadelta Adam CenteredRMSProp Lion Momentum RMSProp",
+    "penstock.model.updates.moments": "Adadelta Adam CenteredRMSProp Lion Momentum PartialRowWiseAdam RMSProp",
     "penstock.model.updates.stateless": "Assign FrequencyEstimator SGD UserDefinedProgram",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

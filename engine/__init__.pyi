@@ -57,6 +57,7 @@ from penstock.model.updates.adagrad_family import FrequencyAwareAdagrad as Frequ
 from penstock.model.updates.adagrad_family import MDLAdagradLight as MDLAdagradLight
 from penstock.model.updates.adagrad_family import ProximalAdagrad as ProximalAdagrad
 from penstock.model.updates.adagrad_family import RowWiseAdagrad as RowWiseAdagrad
+from penstock.model.updates.adagrad_family import TorchAdagrad as TorchAdagrad
 from penstock.model.updates.ftrl import FTRL as FTRL
 from penstock.model.updates.ftrl import OnlineYogi as OnlineYogi
 from penstock.model.updates.ftrl import ProximalYogi as ProximalYogi
@@ -65,6 +66,7 @@ from penstock.model.updates.moments import Adam as Adam
 from penstock.model.updates.moments import CenteredRMSProp as CenteredRMSProp
 from penstock.model.updates.moments import Lion as Lion
 from penstock.model.updates.moments import Momentum as Momentum
+from penstock.model.updates.moments import PartialRowWiseAdam as PartialRowWiseAdam
 from penstock.model.updates.moments import RMSProp as RMSProp
 from penstock.model.updates.stateless import Assign as Assign
 from penstock.model.updates.stateless import FrequencyEstimator as FrequencyEstimator

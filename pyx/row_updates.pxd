@@ -9,7 +9,7 @@ cdef extern from "rule.h" nogil:
     ctypedef struct Rule:
         float lr, gradient_min, gradient_max, weight_min, weight_max, weight_decay
         float momentum, exponent, beta, beta1, beta2, rho, epsilon, lr_power, l1, l2
-        float max_var_update, max_accumulator, tau, max_delta, outlier_threshold
+        float max_var_update, max_accumulator, tau, max_delta, outlier_threshold, of_mean, of_root
         bint decay_times_learning_rate, use_nesterov, use_sum_inside_sqrt, update_accumulator_first
         bint multiply_linear_by_lr
     ctypedef struct Batch:
@@ -42,7 +42,7 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     bint whole                  # DIV, and one device has all shards: ids are row numbers
     Shards shards
     int64_t vocabulary_size, rows_per_shard, shards_per_device
-    int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
+    int64_t num_parts, num_wide, dim    # of the parts of a row: dim floats each of the first, then one each
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
     int page_bits               # the logarithm of the rows of a page
@@ -106,7 +106,7 @@ cdef void do_items(StepContext* p) noexcept nogil
 
 cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
     """Where a part begins in a row: the weights are part 0, and the slots follow."""
-    return t.dim + (part - 1) * t.slot_dim if part else 0
+    return min(part, t.num_wide) * t.dim + max(part - t.num_wide, 0)
 
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:

@@ -61,7 +61,7 @@ cdef class TableRule:
         cdef grad_t[::1] zeros
         self.name = name[:80].encode("utf-8", "replace")  # an error has not room for more
         t.run, t.num_parts, t.dim, t.non_lazy, t.name = entry.run, 1 + entry.num_slots, dim, non_lazy, self.name
-        t.slot_dim = 1 if entry.row_slots else dim
+        t.num_wide = t.num_parts - entry.row_slots
         self.zeros = np.zeros(max(1, dim), np.float32)
         zeros = self.zeros
         t.zeros = &zeros[0]
@@ -287,16 +287,20 @@ cdef class Step:
     def update(self, updates):
         """One optimizer application to the rows of some tables, each table once.
 
-        updates : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
-            accumulator's Sums each, ids distinct over all segments of a table
+        updates : (table, segments, rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
+            accumulator's Sums each, ids distinct over all segments of a table; rate : the learning rate, or
+            (learning rate, of_mean, of_root)
         """
         cdef TableRule rule
         cdef Py_ssize_t number
         cdef int64_t sweep
         cdef float lr
         self._begin(UPDATE)
-        for number, segments, lr in updates:
+        for number, segments, rate in updates:
             rule = self.rules[number]
+            if isinstance(rate, tuple):
+                rate, rule.table.rule.of_mean, rule.table.rule.of_root = rate
+            lr = rate
             sweep = self._sweep(&rule.table, lr) if rule.table.non_lazy else -1
             for segment in segments:
                 if isinstance(segment, Sums) and (<Sums>segment).dim == rule.table.dim and (<Sums>segment).dtype is FLOAT32:

@@ -48,6 +48,12 @@ INLINE Element adagrad(const Rule *r, float g, Element e) {
     return e;
 }
 
+INLINE Element torch_adagrad(const Rule *r, float g, Element e) {
+    e.s0 = e.s0 + g * g;
+    e.w = e.w - r->lr * g / (sqrtf(e.s0) + r->epsilon);
+    return e;
+}
+
 INLINE Element adagrad_momentum_with(const Rule *r, float g, Element e, int pow) {
     float s, step;
     e.s0 = r->beta2 == 1 ? e.s0 + g * g : mix(r->beta2, e.s0, g * g);
@@ -210,14 +216,15 @@ INLINE float decayed(const Rule *r, float w) {
 INLINE float clipped_gradient(const Rule *r, float g) { return at_most(at_least(g, r->gradient_min), r->gradient_max); }
 INLINE float clipped_weight(const Rule *r, float w) { return at_most(at_least(w, r->weight_min), r->weight_max); }
 
-/* The widest row that row_wise_adagrad sums on the stack of whatever thread runs it. */
+/* The widest row whose squares are summed on the stack of whatever thread runs it. */
 enum { MAX_SUMMED_DIM = 4096 };
 
-/* The sum of halves is added to halves until one is left: the order of model/updates/adagrad_family.py. The accumulator is one float,
- * behind the weights. */
-INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, int64_t dim) {
-    float sums[MAX_SUMMED_DIM], share = 1.0f / (float)dim, divisor;
+/* The mean of a row's squares. Halves are added to halves until one is left: the order of Ops.row_mean in
+ * model/updates/rule.py. */
+INLINE float mean_of_squares(const Rule *r, const float *g, int64_t dim) {
+    float sums[MAX_SUMMED_DIM], share = 1.0f / (float)dim;
     int64_t c, half, width;
+    sums[0] = 0; /* the compiler does not know that dim is above 0 */
     for (c = 0; c < dim; c++) {
         float clipped = clipped_gradient(r, g[c]);
         sums[c] = clipped * clipped;
@@ -227,11 +234,30 @@ INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, int64_
         NO_OVERLAP
         for (c = 0; c < half; c++) sums[c] = sums[c] + sums[width - half + c];
     }
-    w[dim] = w[dim] + sums[0] * share;
+    return sums[0] * share;
+}
+
+/* The accumulator is one float, behind the weights. */
+INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, int64_t dim) {
+    float divisor;
+    w[dim] = w[dim] + mean_of_squares(r, g, dim);
     divisor = sqrtf(w[dim]);
+    divisor = r->epsilon != 0 ? divisor + r->epsilon : divisor;
     NO_OVERLAP
-    for (c = 0; c < dim; c++)
+    for (int64_t c = 0; c < dim; c++)
         w[c] = clipped_weight(r, decayed(r, w[c]) - r->lr * clipped_gradient(r, g[c]) / divisor);
+}
+
+/* Behind the weights are the first moments, then the second, one float. */
+INLINE void partial_row_wise_adam_row(const Rule *r, const float *g, float *w, int64_t dim) {
+    float *m = w + dim, *v = m + dim, divisor;
+    *v = mix(r->beta2, *v, mean_of_squares(r, g, dim));
+    divisor = sqrtf(*v) * r->of_root + r->epsilon;
+    NO_OVERLAP
+    for (int64_t c = 0; c < dim; c++) {
+        m[c] = mix(r->beta1, m[c], clipped_gradient(r, g[c]));
+        w[c] = clipped_weight(r, decayed(r, w[c]) - r->lr * (m[c] * r->of_mean) / divisor);
+    }
 }
 
 #endif

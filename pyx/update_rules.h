@@ -73,7 +73,9 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
     X(online_yogi, 2, target, attributes)          \
     X(proximal_yogi, 2, target, attributes)        \
     X(frequency_estimator, 1, target, attributes)  \
-    Y(row_wise_adagrad, 1, target, attributes)
+    X(torch_adagrad, 1, target, attributes)        \
+    Y(row_wise_adagrad, 1, target, attributes)     \
+    Y(partial_row_wise_adam, 2, target, attributes)
 
 #define ENTRY(rule, slots, target, attributes) {#rule, slots, 0, rule##_##target},
 #define ROW_WISE_ENTRY(rule, slots, target, attributes) {#rule, slots, 1, rule##_##target},
@@ -81,11 +83,11 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
 typedef struct {
     const char *name;
     int num_slots;
-    int row_slots; /* a slot is one float per row, else as wide as the row */
+    int row_slots; /* how many slots, the last ones, are one float per row; the others are as wide as the row */
     UpdateRows run;
 } RuleEntry;
 
-enum { NUM_RULES = 19 };
+enum { NUM_RULES = 21 };
 
 RULES(ELEMENTWISE, ROW_WISE, baseline, )
 static const RuleEntry rules_baseline[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, baseline, )};

@@ -49,6 +49,9 @@ HYPER: dict[str, dict[str, list[Any]]] = {
     "adadelta": {"rho": [0.95], "epsilon": [1e-6]},
     "online_yogi": L1_L2 | {"beta2": [0.999]},
     "proximal_yogi": L1_L2 | {"beta1": [0.9], "beta2": [0.999], "epsilon": [1e-3]},
+    "row_wise_adagrad": {"epsilon": [0.0, 1e-3]},
+    "torch_adagrad": {"epsilon": [1e-10, 1e-3]},
+    "partial_row_wise_adam": {"beta1": [0.9], "beta2": [0.999], "epsilon": [1e-8, 1e-3]},
     "frequency_estimator": {"tau": [0.1], "max_delta": [100.0], "outlier_threshold": [2.0], "weight_exponent": [1.0]},
 }
 
@@ -109,22 +112,23 @@ def bound(rule: UpdateRule) -> float:
 def start(rule: UpdateRule, rng: np.random.Generator, dim: int) -> list[Any]:
     """Return weights and slots. Slots are positive, like accumulators."""
     parts = [rng.standard_normal((NUM_ROWS, dim), np.float32)]
-    for _ in range(rule.num_slots):
-        parts.append(np.abs(rng.standard_normal((NUM_ROWS, rule.slot_dim(dim)), np.float32)) + np.float32(0.1))
+    for slot in range(rule.num_slots):
+        parts.append(np.abs(rng.standard_normal((NUM_ROWS, rule.slot_dim(dim, slot)), np.float32)) + np.float32(0.1))
     return parts
 
 
-def frames(rule: UpdateRule, rng: np.random.Generator, dim: int) -> Iterator[tuple[np.float32, Any, Any]]:
-    """Yield (learning rate, distinct ids, gradients) of a few steps; four devices get equal numbers of rows."""
+def frames(rule: UpdateRule, rng: np.random.Generator, dim: int) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield (rate, distinct ids, gradients) of a few steps; four devices get equal numbers of rows."""
     for step, rate in enumerate(RATES):
         quarters = [q * NUM_ROWS // 4 + rng.permutation(NUM_ROWS // 4)[: NUM_TOUCHED // 4] for q in range(4)]
         ids = rng.permutation(np.concatenate(quarters))
         grads = rng.standard_normal((len(ids), dim), np.float32)
         grads[:3] = 0
-        yield np.float32(100 + 7 * step if rule.algorithm == "frequency_estimator" else rate), ids, grads
+        rate = 100.0 + 7 * step if rule.algorithm == "frequency_estimator" else rate
+        yield np.float32(rule.rate_at(rate, step)), ids, grads
 
 
-def stepped(rule: UpdateRule, rate: np.float32, ids: Any, grads: Any, parts: list[Any], xp: Any = np) -> list[Any]:
+def stepped(rule: UpdateRule, rate: Any, ids: Any, grads: Any, parts: list[Any], xp: Any = np) -> list[Any]:
     """Return weights and slots of the whole table after one step, by the equations in NumPy."""
     if rule.non_lazy:
         all_grads = np.zeros_like(parts[0])
@@ -166,7 +170,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
     worst = 0.0
     for rate, ids, grads in frames(rule, rng, dim):
         wanted = stepped(rule, rate, ids, grads, parts)
-        table.apply(ids, grads, float(rate))
+        table.apply(ids, grads, tuple(rate.tolist()) if rate.ndim else float(rate))
         got = [table.read(everything, part) for part in range(1 + rule.num_slots)]
         worst = max(worst, *(ulps(*arrays) for arrays in zip(got, wanted, parts, strict=True)))
         parts = got

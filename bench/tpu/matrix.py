@@ -112,7 +112,7 @@ def floor_of(line: Any) -> float:
 
 def floor_of_row(line: Any) -> float:
     """Return the least bytes of a row: its weights and slots read and written, its gradient, number and key read."""
-    weights, slots = line.dim * 4 // line.halves, line.num_slots * (1 if line.row_slots else line.dim) * 4
+    weights, slots = line.dim * 4 // line.halves, (line.plane_slots * line.dim + line.row_slots) * 4
     return float(2 * (weights + slots) + 4 * line.dim + 4 + 4 * (line.halves > 1))
 
 

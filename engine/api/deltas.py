@@ -42,7 +42,7 @@ def form_of(specs: Iterable[TableSpec], options: DeltaOptions) -> DeltaForm:
     Raises ConfigError for int64 and uint64 keys together, UsageError for slots, or ``last``, that no table has.
     """
     specs = tuple(specs)
-    shapes = {spec.name: Shape(spec.dim, {slot: spec.slot_dim for slot, _ in spec.slots}) for spec in specs}
+    shapes = {spec.name: Shape(spec.dim, spec.slot_dims) for spec in specs}
     key_types = {None if spec.dynamic is None else spec.dynamic.key_type: spec.name for spec in specs}
     if key_types.keys() >= {"int64", "uint64"}:
         raise ConfigError(

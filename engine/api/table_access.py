@@ -98,7 +98,8 @@ class TableAccess:
         Returns
         -------
         dict of str to jax.Array
-            float32, shape (vocabulary_size, dim), in id order; a slot of RowWiseAdagrad has shape (vocabulary_size, 1).
+            float32, shape (vocabulary_size, dim), in id order; of a slot with one number per row, as of RowWiseAdagrad,
+            (vocabulary_size, 1).
 
         Examples
         --------
@@ -393,7 +394,7 @@ class TableAccess:
         ids : array_like of int, shape (n,), or None
             The ids of the rows; None: all.
         **slots : array_like of float
-            Each slot by its name, of the shape of ``rows``. A slot of RowWiseAdagrad has one column.
+            Each slot by its name, of the shape of ``rows``. A slot of one number per row has one column.
 
         Raises
         ------

@@ -23,7 +23,7 @@ from penstock.io.table_files import rows_not_finite
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Array, Float32, Int64
 from penstock.model.row_encodings import FLOAT32, RowEncoding
-from penstock.model.updates import RowWiseAdagrad
+from penstock.model.updates import row_slots_of
 
 
 class SavedTables:
@@ -184,5 +184,6 @@ def changed_rows(folder: Folder, commit: Commit) -> int | None:
 
 def part_dims(table: Mapping[str, Any]) -> dict[str, int]:
     """Return the floats per row of the weights and slots of a table. table : its entry in the manifest"""
-    slot_dim = 1 if table["optimizer"] == RowWiseAdagrad.__name__ else int(table["dim"])
-    return {WEIGHTS: table["dim"], **dict.fromkeys(table["slots"], slot_dim)}
+    dim, slots, of_rows = int(table["dim"]), table["slots"], row_slots_of(table["optimizer"])
+    first_of_rows = len(slots) - of_rows
+    return {WEIGHTS: dim, **{slot: dim if number < first_of_rows else 1 for number, slot in enumerate(slots)}}

@@ -181,8 +181,8 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
         name = changed.names[old]
         if name in changed.weights_only:
             spec = core.tables.specs[name]
-            slots = [np.full((len(ids), spec.slot_dim), value, np.float32) for _, value in spec.slots]
-            parts = [parts[0], *slots]
+            starts = zip(spec.slots, spec.part_dims[1:], strict=True)
+            parts = [parts[0], *(np.full((len(ids), dim), start, np.float32) for (_, start), dim in starts)]
         if name in rows_now:  # the row of a key, and whether it has one, may differ here
             ids = rows_now[name][ids]
             here = ids >= 0

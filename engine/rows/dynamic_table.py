@@ -231,7 +231,7 @@ class DynamicTable:
         """Return one part of the initial rows of keys, as it is stored: float32 (n, floats of the part)."""
         spec = self.spec
         if part:
-            return np.full((len(keys), spec.slot_dim), spec.slots[part - 1][1], np.float32)
+            return np.full((len(keys), spec.part_dims[part]), spec.slots[part - 1][1], np.float32)
         weights = np.empty((len(keys), spec.dim), np.float32)
         self._initial.fill(self.as_given(keys), weights)
         return nearest(weights) if self._table.layout.bfloat16 else weights

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,13 +14,21 @@ from urllib.parse import unquote
 from penstock.base.errors import CapacityError, InputError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
-from penstock.io.table_formats.table_format import Contents, Tensor, format_of
+from penstock.io.table_formats.table_format import (
+    NO_STATE,
+    Contents,
+    OptimizerState,
+    Tensor,
+    format_of,
+    joined_contents,
+)
 from penstock.io.table_formats.tensor_blocks import blocks
-from penstock.io.table_formats.tensor_names import Assigned, WantedTable, advice, assign, without_patterns
+from penstock.io.table_formats.tensor_names import KEYS, Assigned, WantedTable, advice, assign, without_patterns
 from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Float32, Int64
 from penstock.model.updates.optimizer_class import POSITIVE
 from penstock.rows.derived_slots import DerivedSlots
+from penstock.rows.optimizer_states import differences, first_step
 from penstock.rows.table_set import TableSet
 
 Block = tuple[str, Int64, Mapping[str, Float32]]  # of a table: ids, part → rows
@@ -50,7 +57,10 @@ class LoadedTables:
         "TABLE/SLOT" → the number of zeros that became 1.2e-38, because the optimizer divides by them without an
         epsilon.
     notes : tuple of str
-        A sentence for each table with rows whose slot could not be derived.
+        A sentence for each table with rows whose slot could not be derived, or whose optimizer differs from torch's.
+    step : int or None
+        The updates that the source's optimizers have made, if the rate of an update here depends on its step: what to
+        give ``gate.set_global_step``. ``penstock import`` begins at it.
 
     Examples
     --------
@@ -70,6 +80,7 @@ class LoadedTables:
     skipped: Mapping[str, str]
     raised: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    step: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data.
@@ -115,6 +126,16 @@ def _columns(tables: TableSet, name: str) -> dict[str, int]:
     return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
 
 
+def _states(assigned: Assigned, states: Mapping[str, OptimizerState]) -> dict[str, OptimizerState]:
+    """Return the states of an optimizer that the slots of tables are part of, by table."""
+    by_table = {}
+    for name, parts in assigned.parts.items():
+        found = [states[tensor] for part, tensor in parts.items() if part != WEIGHTS and tensor in states]
+        if found:
+            by_table[name] = found[0]
+    return by_table
+
+
 class TablesReader:
     """Reads sources of any format into the tables of an engine, block by block.
 
@@ -144,7 +165,7 @@ class TablesReader:
             if not any(each.has_keys for each in self._formats.values()):
                 problem = f"table '{name}' is dynamic, and {self._title} has no keys"
                 raise UsageError(f"{problem}: load files that --out wrote")
-        self._derived = DerivedSlots(tables, rates)
+        self._derived, self._states = DerivedSlots(tables, rates), dict[str, OptimizerState]()
         self._rows: Counter[str] = Counter()
         self._raised: Counter[str] = Counter()
         self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
@@ -157,27 +178,11 @@ class TablesReader:
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            contents = self._contents(stack)
+            contents = joined_contents(self._formats, stack)
             self._assigned = self._assign_tensors(contents, names)
             self._assigned.skipped.update(contents.others)
+            self._states = _states(self._assigned, contents.states)
             self._blocks = self._tensor_blocks(contents.tensors)
-
-    def _contents(self, stack: ExitStack) -> Contents:
-        """Return what is in all sources. Raises InputError if two have tensors of one name."""
-        contents, places, numbered = Contents({}, {}), dict[str, Path](), list[Mapping[str, str]]()
-        for path, kind in self._formats.items():
-            assert kind.contents is not None
-            found = kind.contents(path, stack)
-            if (name := next((name for name in found.tensors if name in places), None)) is not None:
-                problem = f"'{name}' is also in {places[name]}; give one of them, or save them under other names"
-                raise InputError(problem, source=str(path))
-            places |= dict.fromkeys(found.tensors, path)
-            contents.tensors.update(found.tensors)
-            contents.others.update(found.others)
-            numbered.append(found.numbered)
-        counts = Counter(chain(contents.tensors, *numbered))  # optimizers of several sources count alike
-        once = {number: name for each in numbered for number, name in each.items() if counts[number] == 1}
-        return contents._replace(numbered=once)
 
     def read(self) -> dict[str, None]:
         """Set the rows, and return the names of all tables: any row may have changed.
@@ -213,9 +218,14 @@ class TablesReader:
         initial = {name: parts for name, parts in initial.items() if parts}
         raised = {place: count for place, count in self._raised.items() if count}
         skipped = self._assigned.skipped
-        notes = tuple(self._derived.notes)
+        specs, with_slots = self._tables.specs, [name for name, parts in taken.items() if set(parts) - {WEIGHTS, KEYS}]
+        counting = [name for name in with_slots if specs[name].rule.counts_steps]
+        step, notes = first_step({name: self._states.get(name, NO_STATE).step for name in counting})
+        for name, state in self._states.items():
+            notes += differences(self._tables.specs[name], state)
+        notes = [*self._derived.notes, *notes]
         form = ", ".join(dict.fromkeys(each.name for each in self._formats.values()))
-        return LoadedTables(form, taken, dict(self._rows), initial, derived, skipped, raised, notes)
+        return LoadedTables(form, taken, dict(self._rows), initial, derived, skipped, raised, tuple(notes), step)
 
     def _assign_files(self, names: Mapping[str, str]) -> Assigned:
         """Return the columns of each table's file, and the name of the file as ``id``."""
@@ -260,7 +270,7 @@ class TablesReader:
         spec, dynamic = self._tables.specs[name], self._tables.dynamic.get(name)
         dims = dict(zip(self._tables.parts(name), self._tables.table(name).part_dims, strict=True))
         optimizer = spec.optimizer
-        divides = optimizer.limits.get(optimizer.first_slot_argument or "") == POSITIVE
+        divides = optimizer.first_slot_range(optimizer.proto_values()) == POSITIVE
         return WantedTable(
             name,
             type(optimizer).__name__,

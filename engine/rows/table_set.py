@@ -19,6 +19,7 @@ from penstock.model.config.specs import WEIGHTS
 from penstock.model.frames import Coalesced, Float32, Int64
 from penstock.model.stats import CacheReport
 from penstock.model.updates import Ops, quantize
+from penstock.model.updates.rule import Rate
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
 from penstock.pyx.gate_counts import GateCounts
@@ -133,9 +134,9 @@ class TableSet:
             changed = self.dynamic.have_lost()
         for group, specs in self._members:
             # applications[i] has the i-th update of each table of the group.
-            applications: list[list[tuple[int, Sequence[Any], float]]] = []
+            applications: list[list[tuple[int, Sequence[Any], Rate]]] = []
             for member, spec in enumerate(specs):
-                name, rate = spec.name, self.rate_of(spec.name, rates)
+                name, rate = spec.name, spec.rule.rate_at(self.rate_of(spec.name, rates), step)
                 table_updates: Sequence[Coalesced] = coalesced.get(name, ()) or self._empty_updates.get(name, ())
                 for number, rows in enumerate(table_updates):
                     if number == len(applications):
@@ -168,15 +169,17 @@ class TableSet:
         return key % 2**64 if settings is not None and settings.key_type == "uint64" else key
 
     def frame_steps(self, name: str, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps | None:
-        """Return the way of a table's frames without Python; None if there is none, or a step concerns other tables.
+        """Return the way of a table's frames without Python; None if there is none, or a step concerns other tables, or
+        has another rate than the one before.
 
         gate, sums : which the frames enter; mean : divide sums by the number of frames
         """
-        if self.dynamic or self.held.is_share or self._empty_updates or not self.specs[name].accumulate:
+        spec = self.specs[name]
+        if self.dynamic or self.held.is_share or self._empty_updates or not spec.accumulate or spec.rule.counts_steps:
             return None
         for group, specs in self._members:
-            if isinstance(group, HostTables) and self.specs[name] in specs:
-                return group.frame_steps(specs.index(self.specs[name]), gate, sums, mean)
+            if isinstance(group, HostTables) and spec in specs:
+                return group.frame_steps(specs.index(spec), gate, sums, mean)
         return None
 
     def rate_of(self, name: str, rates: Sequence[float]) -> float:

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -62,17 +64,33 @@ class WholeTensor:
         return whole[start:stop]
 
 
+class OptimizerState(NamedTuple):
+    """What a source says about the optimizer that a tensor is part of the state of.
+
+    step : the updates so far; None: it does not say
+    settings : the optimizer's numbers and switches, by the library's names
+    """
+
+    step: int | None
+    settings: Mapping[str, float]
+
+
+NO_STATE = OptimizerState(None, MappingProxyType({}))
+
+
 class Contents(NamedTuple):
     """What a reader found in a source.
 
     tensors : by name, which is the path to it there, joined by '.' or '/'
     others : name → what it is, and so why it is skipped
     numbered : another name of some tensors, which a library counts and names → the name among ``tensors``
+    states : of some tensors, those of an optimizer
     """
 
     tensors: dict[str, Tensor]
     others: dict[str, str]
     numbered: Mapping[str, str] = MappingProxyType({})
+    states: Mapping[str, OptimizerState] = MappingProxyType({})
 
     def text(self) -> str:
         """Return the names, types and shapes, for messages."""
@@ -156,6 +174,29 @@ def format_of(path: Path) -> TableFormat:
     there = listed(sorted(child.name for child in path.iterdir())) or "nothing"
     problem = inner_formats(path) or f"tables in no known format; there: {there}; expected {titles}"
     raise InputError(problem, source=source)
+
+
+def joined_contents(formats: Mapping[Path, TableFormat], stack: ExitStack) -> Contents:
+    """Return what is in sources of tensors, by path; open until the stack is closed.
+
+    Raises InputError if two have tensors of one name.
+    """
+    contents, places, numbered = Contents({}, {}), dict[str, Path](), list[Mapping[str, str]]()
+    states = dict[str, OptimizerState]()
+    for path, kind in formats.items():
+        assert kind.contents is not None
+        found = kind.contents(path, stack)
+        if (name := next((name for name in found.tensors if name in places), None)) is not None:
+            problem = f"'{name}' is also in {places[name]}; give one of them, or save them under other names"
+            raise InputError(problem, source=str(path))
+        places |= dict.fromkeys(found.tensors, path)
+        contents.tensors.update(found.tensors)
+        contents.others.update(found.others)
+        numbered.append(found.numbered)
+        states |= found.states
+    counts = Counter(chain(contents.tensors, *numbered))  # optimizers of several sources count alike
+    once = {number: name for each in numbered for number, name in each.items() if counts[number] == 1}
+    return contents._replace(numbered=once, states=states)
 
 
 def inner_formats(path: Path) -> str | None:

@@ -29,6 +29,11 @@ _ADAGRAD = {"accumulators": ("momentum1", "momentum_1", "sum", "Adagrad")}
 OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Adagrad": _ADAGRAD,
     "RowWiseAdagrad": _ADAGRAD,
+    "TorchAdagrad": {"sum": ("momentum1", "momentum_1")},
+    "PartialRowWiseAdam": {
+        "exp_avg": ("momentum1", "momentum_1"),
+        "exp_avg_sq": ("momentum2", "momentum_2"),
+    },
     "AdagradMomentum": {"accumulators": ("AdagradMomentum/Accumulator",), "momenta": ("AdagradMomentum/Momentum",)},
     "ProximalAdagrad": {"accumulators": ("ProximalAdagrad",)},
     "Momentum": {"momenta": ("momentum_buffer", "Momentum")},
@@ -41,6 +46,10 @@ OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Adadelta": {"accumulators": ("square_avg",), "updates": ("acc_delta",)},
     "ProximalYogi": {"v": ("ProximalYogi",), "m": ("ProximalYogi_1",)},
 }
+
+# The optimizer of a table that an import chooses by the slots there; a first one is a sum, unless there is a second.
+ANY_OF_TORCH = "any of torch's"
+_OF_TORCH = {"sum": ("momentum1", "momentum_1"), "exp_avg_sq": ("momentum2", "momentum_2")}
 
 # Optimizer → slot → its name in optax, which stores the same numbers.
 OPTAX_NAMES: Mapping[str, Mapping[str, str]] = {
@@ -77,7 +86,8 @@ class WantedTable:
         """Return the names that a part may have."""
         if part == WEIGHTS:
             return _WEIGHTS
-        return (part, *OTHER_NAMES.get(self.optimizer, {}).get(part, ()))
+        others = _OF_TORCH if self.optimizer == ANY_OF_TORCH else OTHER_NAMES.get(self.optimizer, {})
+        return (part, *others.get(part, ()))
 
 
 class Assigned(NamedTuple):
@@ -90,10 +100,13 @@ class Assigned(NamedTuple):
     skipped: dict[str, str]
 
 
-def assign(contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str) -> Assigned:
+def assign(
+    contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str, checked: bool = True
+) -> Assigned:
     """Assign tensors to the parts of tables.
 
     names : name of a tensor → TABLE or TABLE/SLOT; name of a table in the source → TABLE; or patterns of both
+    checked : check their types and shapes
     Raises UsageError for an invalid name among ``names``, and InputError for tensors that do not fit.
     """
     tensors = contents.tensors
@@ -131,7 +144,7 @@ def assign(contents: Contents, wanted: Mapping[str, WantedTable], names: Mapping
         for name, table in wanted.items()
         if name in parts
     }
-    for name, by_part in in_order.items():
+    for name, by_part in in_order.items() if checked else ():
         _check(tensors, wanted[name], by_part, source)
     return Assigned(in_order, skipped)
 
@@ -397,10 +410,13 @@ def parts_of_variable(tensors: Mapping[str, Tensor], table: WantedTable, part: s
 
 def _advice(table: WantedTable, part: str, shape: tuple[int, ...]) -> str:
     """Return what to do about a shape that does not fit."""
+    is_moment = part in ("velocities", "exp_avg_sq")
     if part != WEIGHTS and shape == (table.num_rows,):
-        return "it has one number per row: RowWiseAdagrad has such accumulators"
+        has = "PartialRowWiseAdam has such second moments" if is_moment else "RowWiseAdagrad has such accumulators"
+        return f"it has one number per row: {has}"
     if part != WEIGHTS and table.dims[part] == 1 and shape == (table.num_rows, table.dims[WEIGHTS]):
-        return "it has a number per weight: Adagrad has such accumulators"
+        has = "Adam has such second moments" if is_moment else "TorchAdagrad has such accumulators"
+        return f"it has a number per weight: {has}"
     if len(shape) == 2 and part == WEIGHTS and table.num_rows is not None:
         return f"set vocabulary_size {shape[0]} and dimension {shape[1]}, or choose another tensor: --map NAME=TABLE"
     return "choose another tensor: --map NAME=TABLE/SLOT"

@@ -47,10 +47,12 @@ OPTIMIZERS = [
     "Lion",
     "Momentum",
     "OnlineYogi",
+    "PartialRowWiseAdam",
     "ProximalAdagrad",
     "ProximalYogi",
     "RMSProp",
     "RowWiseAdagrad",
+    "TorchAdagrad",
 ]
 GATES = [(1, 1, "mean"), (3, 2, "sum"), (4, 3, "mean")]  # devices, num_required, reduction
 

@@ -15,6 +15,8 @@ OPTIMIZERS = {
     "adam": lambda **options: ps.Adam(0.01, lazy_adam=True, **options),
     "ftrl": lambda **options: ps.FTRL(0.1, **options),
     "row_wise_adagrad": lambda **options: ps.RowWiseAdagrad(0.1, **options),
+    "partial_row_wise_adam": lambda **options: ps.PartialRowWiseAdam(0.1, **options),
+    "torch_adagrad": lambda **options: ps.TorchAdagrad(0.1, lr_decay=0.5, **options),
 }
 
 

@@ -66,8 +66,13 @@ def parts_of(table):
     return [table.read(np.arange(table.layout.vocabulary_size), part) for part in range(len(table.part_dims))]
 
 
+def rate_of(rule, lr):
+    """The rate of an update: of a rule that corrects the bias of its moments, with some factors."""
+    return (lr, 1.25, 1.5) if rule.is_corrected else lr
+
+
 def stepped(rule, lr, parts, ids, grads):
-    """All parts of a table after one step with distinct ids, by the equations in NumPy."""
+    """All parts of a table after one step with distinct ids, by the equations in NumPy. lr : see ``rate_of``"""
     if rule.non_lazy:
         whole = np.zeros_like(parts[0])
         whole[ids] = grads

@@ -25,6 +25,10 @@ EVERY = [
     o.FrequencyEstimator(learning_rate=17.0),
     o.Assign(),
     o.RowWiseAdagrad(learning_rate=0.1),
+    o.RowWiseAdagrad(learning_rate=0.1, epsilon=1e-8, initial_accumulator_value=0.0),
+    o.TorchAdagrad(0.1),
+    o.TorchAdagrad(0.1, lr_decay=0.5, epsilon=1e-3),
+    o.PartialRowWiseAdam(0.1),
 ]
 NON_LAZY = [o.Adam(0.1, lazy_adam=False), o.Lion(learning_rate=0.1, use_non_lazy_lion=True)]
 

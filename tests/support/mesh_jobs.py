@@ -18,7 +18,7 @@ def config_of(sharding="MOD", **options):
     optimizers = {
         "m": ps.Adam(0.05),
         "n": ps.Adam(0.05, lazy_adam=False),
-        "r": ps.RowWiseAdagrad(0.1),
+        "r": ps.PartialRowWiseAdam(0.1),
         "s": ps.Adagrad(0.1, use_gradient_accumulation=False),
     }
     tables = [ps.TableConfig(ROWS[name], DIMS[name], name=name, optimizer=optimizers.get(name)) for name in ROWS]

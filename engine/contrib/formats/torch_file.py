@@ -26,7 +26,7 @@ from penstock.base.errors import InputError
 from penstock.base.filesystem import atomic_files
 from penstock.contrib.formats.numpy_files import rows_of
 from penstock.contrib.formats.torch_pickles import refusal
-from penstock.contrib.formats.torch_states import groups_of, with_names
+from penstock.contrib.formats.torch_states import groups_of, states_of, with_names
 from penstock.io.registry import Library
 from penstock.io.table_formats.table_format import (
     Contents,
@@ -64,9 +64,13 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             if "weights only" not in str(error).lower():
                 raise  # it is damaged
             raise InputError(refusal(path, name, names or ()), source=str(path)) from None
-    contents = Contents({}, {})
+    contents, plain = Contents({}, {}), dict[str, Any]()
     for keys, value in leaves(state):
         name = ".".join(map(str, keys)) or path.stem  # a tensor alone
+        if isinstance(value, bool | int | float | str):
+            plain[name] = value
+        elif isinstance(value, torch.Tensor) and not value.ndim and not value.is_meta and not value.is_complex():
+            plain[name] = value.item()
         if name in contents.tensors:
             raise InputError(f"'{name}' is two of its tensors, by keys with dots; save one of them", source=str(path))
         if isinstance(value, np.ndarray) and value.ndim:
@@ -83,7 +87,8 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             contents.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
         else:
             contents.tensors[name] = tensor_of(value, torch)
-    return with_names(contents, groups_of(state), str(path))
+    named = with_names(contents, groups_of(state), str(path))
+    return named._replace(states=states_of(named, plain))
 
 
 def _numpy_globals() -> list[Any]:

@@ -6,12 +6,16 @@ was created with ``named_parameters``.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from penstock.base.errors import InputError
-from penstock.io.table_formats.table_format import Contents
+from penstock.io.table_formats.table_format import Contents, OptimizerState
 
+_LARGEST = sys.float_info.max
+_IN_GROUP = re.compile(r"((?:.+\.)?)param_groups\.(\d+)\.(.+)")
 Names = dict[str, dict[str, str]]  # path of an optimizer → number of a parameter → its name
 
 
@@ -36,6 +40,40 @@ def with_names(contents: Contents, groups: Iterable[Group], source: str) -> Cont
         if own != name:
             numbered[name] = own
     return Contents(tensors, {_name(name, names): kind for name, kind in contents.others.items()}, numbered)
+
+
+def states_of(contents: Contents, plain: Mapping[str, Any]) -> dict[str, OptimizerState]:
+    """Return what the tensors of optimizers' states belong to. plain : the numbers, switches and texts, by their paths
+
+    A tensor ``optim.state.0.sum`` has its step in ``optim.state.0.step``, and its settings in the group among
+    ``optim.param_groups`` that has 0 among its ``params``.
+    """
+    settings: dict[str, dict[str, float]] = {}
+    group_of: dict[tuple[str, str], str] = {}
+    for name, value in plain.items():
+        if (match := _IN_GROUP.fullmatch(name)) is None:
+            continue
+        path, group, rest = match[1], match[2], match[3]
+        if rest.startswith("params."):
+            group_of[path, str(value)] = group
+        elif not isinstance(value, str) and abs(value) <= _LARGEST:
+            settings.setdefault(f"{path}{group}", {})[rest] = float(value)
+    states, numbers = {}, {name: number for number, name in contents.numbered.items()}
+    for name in contents.tensors:
+        place = numbers.get(name, name).rpartition(".")[0]
+        before, state, param = f".{place}".rpartition(".state.")
+        path = f"{before}.".removeprefix(".")
+        while param and (path, param) not in group_of:  # in torchrec, "state.user.weight.user" of "user.weight"
+            param = param.rpartition(".")[0]
+        group = settings.get(f"{path}{group_of[path, param]}", {}) if state and param else {}
+        step = _whole(plain.get(f"{place}.step"))
+        if group or step is not None:
+            states[name] = OptimizerState(step, group)
+    return states
+
+
+def _whole(step: Any) -> int | None:
+    return int(step) if isinstance(step, int | float) and 0 <= step < 2**63 else None
 
 
 def _names(groups: Iterable[Group], source: str) -> Names:

@@ -495,6 +495,7 @@ def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
         "its weights have 16 bits": spec.storage_dtype == "bfloat16",
         "it is updated once per gradient": not spec.accumulate,
         "its optimizer changes rows without gradients": isinstance(rule, UpdateRule) and rule.non_lazy,
+        "its optimizer counts steps": isinstance(rule, UpdateRule) and rule.counts_steps,
     }
     for problem, applies in problems.items():
         if applies:

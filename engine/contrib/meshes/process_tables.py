@@ -20,6 +20,7 @@ from penstock.base.errors import UsageError
 from penstock.contrib.meshes.agreement import Processes, placed
 from penstock.contrib.meshes.row_exchange import exchange, fetch, mark_lines
 from penstock.model.frames import Float32, Int32, Int64
+from penstock.model.updates.rule import Rate
 from penstock.rows.bridge.backend_tables import quoted, row_ids
 from penstock.rows.bridge.dispatcher import Dispatcher
 from penstock.rows.bridge.packing import Packed
@@ -54,7 +55,7 @@ class ProcessTables(XlaTables):
         # The most lines of one device that a process may send to another one in a dispatch.
         self._most = max(size for size in buckets(MAX_BUCKET) if size <= max(8, MAX_BUCKET // mesh.size))
 
-    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], Rate]], step: int = 0, application: int = 0) -> None:
         """Apply the optimizer once to the rows of all processes. Every process names the same tables.
 
         updates : as for ``BackendTables.apply``; a segment with ``frames`` is divided by the

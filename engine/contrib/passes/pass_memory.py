@@ -30,7 +30,7 @@ def rows_bytes(specs: Iterable[TableSpec]) -> int:
 
 
 def _row_bytes(spec: TableSpec) -> int:
-    return 4 * (spec.dim + spec.slot_dim * len(spec.slots))
+    return 4 * sum(spec.part_dims)
 
 
 def check_disk(folder: Path, specs: Iterable[TableSpec]) -> None:

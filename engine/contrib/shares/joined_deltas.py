@@ -64,7 +64,7 @@ class JoinedDeltas:
             deleted = pa.compute.equal(rows["op"].cast(pa.utf8()), OPS[1]).to_numpy()
             last = rows["last"].fill_null(0).to_numpy() if "last" in rows.schema.names else None
             keys = KeyChanges(deleted, rows["clock"][0].as_py(), last)
-        dims = {"row": spec.dim, **dict.fromkeys(self._form.slots_of(name), spec.slot_dim)}
+        dims = {"row": spec.dim, **{slot: spec.slot_dims[slot] for slot in self._form.slots_of(name)}}
         values = {column: _floats(rows[column], dim) for column, dim in dims.items()}
         return Piece(name, ids, values, keys)
 

@@ -61,9 +61,9 @@ class MappedShare:
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         """Return one part of rows by their numbers in the share, float32 (n, floats of the part)."""
-        spec, places = self._specs[name], self._places[name][rows]
-        first = spec.dim + (part - 1) * spec.slot_dim if part else 0
-        values = np.empty((len(rows), spec.slot_dim if part else spec.dim), np.float32)
+        dims, places = self._specs[name].part_dims, self._places[name][rows]
+        first = sum(dims[:part])
+        values = np.empty((len(rows), dims[part]), np.float32)
         order = np.argsort(places["record"], kind="stable")
         records, starts = np.unique(places["record"][order], return_index=True)
         for record, indices in zip(records.tolist(), np.split(order, starts[1:]), strict=True):

@@ -54,7 +54,7 @@ class WholeTables:
         """Write one Parquet file per table, as ``Engine.write_tables`` does; return their paths."""
         with TablesWriter(Path(directory)) as writer:
             for name, spec in self._specs.items():
-                columns = {"row": spec.dim, **dict.fromkeys((slot for slot, _ in spec.slots), spec.slot_dim)}
+                columns = {"row": spec.dim, **spec.slot_dims}
                 keys, order = (None, None) if spec.dynamic is None else self._sorted_keys(name)
                 blocks = [self._stream(name, part, order) for part in range(len(columns))]
                 writer.write(name, columns, zip(*blocks, strict=True), keys)
@@ -77,7 +77,7 @@ class WholeTables:
             else:
                 ranks = np.searchsorted(firsts, block, "right") - 1
                 local_rows = block - firsts[ranks]
-            values = np.empty((len(block), spec.slot_dim if part else spec.dim), np.float32)
+            values = np.empty((len(block), spec.part_dims[part]), np.float32)
             for rank in np.unique(ranks).tolist():
                 of_rank = ranks == rank
                 rows = local_rows[of_rank] if orders is None else orders[rank][local_rows[of_rank]]

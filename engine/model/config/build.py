@@ -177,7 +177,10 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
         write_dynamic(settings, table.dynamic)
     write_placement(settings, table.placement)
     if optimizer.parameters_field in OWN_OPTIMIZERS:
-        getattr(settings, optimizer.parameters_field).SetInParent()
+        try:
+            optimizer.write_parameters(settings)
+        except TypeError as error:
+            raise TypeError(f"table '{name}': a number of {optimizer!r} has the wrong type: {error}") from None
     return settings
 
 

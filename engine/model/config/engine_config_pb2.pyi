@@ -37,8 +37,28 @@ class RowId(_message.Message):
     def __init__(self, offset: _Optional[int] = ...) -> None: ...
 
 class RowWiseAdagradParameters(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("epsilon",)
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    def __init__(self, epsilon: _Optional[float] = ...) -> None: ...
+
+class TorchAdagradParameters(_message.Message):
+    __slots__ = ("epsilon", "lr_decay")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    LR_DECAY_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    lr_decay: float
+    def __init__(self, epsilon: _Optional[float] = ..., lr_decay: _Optional[float] = ...) -> None: ...
+
+class PartialRowWiseAdamParameters(_message.Message):
+    __slots__ = ("beta1", "beta2", "epsilon")
+    BETA1_FIELD_NUMBER: _ClassVar[int]
+    BETA2_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    beta1: float
+    beta2: float
+    epsilon: float
+    def __init__(self, beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ...) -> None: ...
 
 class SlotSettings(_message.Message):
     __slots__ = ("name", "initial_value")
@@ -144,7 +164,7 @@ class PlacementSettings(_message.Message):
     def __init__(self, where: _Optional[_Union[PlacementSettings.Where, str]] = ..., device_bytes: _Optional[int] = ..., look_ahead: _Optional[int] = ...) -> None: ...
 
 class TableSettings(_message.Message):
-    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "placement", "row_wise_adagrad")
+    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "placement", "row_wise_adagrad", "torch_adagrad", "partial_row_wise_adam")
     class StorageDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[TableSettings.StorageDtype]
@@ -165,6 +185,8 @@ class TableSettings(_message.Message):
     DYNAMIC_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ROW_WISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
+    TORCH_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_ROW_WISE_ADAM_FIELD_NUMBER: _ClassVar[int]
     name: str
     truncated_normal: TruncatedNormal
     uniform: Uniform
@@ -175,7 +197,9 @@ class TableSettings(_message.Message):
     dynamic: DynamicSettings
     placement: PlacementSettings
     row_wise_adagrad: RowWiseAdagradParameters
-    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., placement: _Optional[_Union[PlacementSettings, _Mapping[str, object]]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ...) -> None: ...
+    torch_adagrad: TorchAdagradParameters
+    partial_row_wise_adam: PartialRowWiseAdamParameters
+    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., placement: _Optional[_Union[PlacementSettings, _Mapping[str, object]]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ..., torch_adagrad: _Optional[_Union[TorchAdagradParameters, _Mapping[str, object]]] = ..., partial_row_wise_adam: _Optional[_Union[PartialRowWiseAdamParameters, _Mapping[str, object]]] = ...) -> None: ...
 
 class FeatureSettings(_message.Message):
     __slots__ = ("name", "combiner", "max_sequence_length", "feature_id")

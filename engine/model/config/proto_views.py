@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.message import Message
+
 from penstock.model.config.engine_config_pb2 import EngineConfig, TableSettings
 from penstock.model.config.optimization_parameters_pb2 import (
     ClippingLimits,
@@ -45,12 +47,11 @@ class TableMessage:
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
-        """The scalar fields of the optimizer's message; empty for penstock's own optimizers."""
-        member = self.parameters.WhichOneof("parameters")
-        if member is None:
-            return {}
-        own = getattr(self.parameters, member)
-        return {field.name: getattr(own, field.name) for field in own.DESCRIPTOR.fields if field.message_type is None}
+        """The scalar fields of the optimizer's message; of penstock's own optimizers, those that are set."""
+        theirs, ours = self.parameters.WhichOneof("parameters"), self.settings.WhichOneof("optimizer")
+        if theirs is not None:
+            return set_numbers(getattr(self.parameters, theirs))
+        return {} if ours is None else set_numbers(getattr(self.settings, ours))
 
     @property
     def accumulates(self) -> bool:
@@ -76,6 +77,12 @@ class TableMessage:
     def initial_values(self) -> dict[str, float]:
         """The initial values that the settings specify, by slot."""
         return {slot.name: slot.initial_value for slot in self.settings.slot if slot.HasField("initial_value")}
+
+
+def set_numbers(message: Message) -> dict[str, Any]:
+    """Return the scalar fields of an optimizer's message, without optional ones that are not set."""
+    fields = [field for field in message.DESCRIPTOR.fields if field.message_type is None]
+    return {f.name: getattr(message, f.name) for f in fields if not f.has_presence or message.HasField(f.name)}
 
 
 def table_messages(message: EngineConfig) -> list[TableMessage]:

@@ -132,7 +132,7 @@ class TableSpec:
     @property
     def slots_bytes(self) -> int:
         """The bytes that all slots need at least, in any layout."""
-        return self.vocabulary_size * self.slot_dim * 4 * len(self.slots)
+        return self.vocabulary_size * sum(self.part_dims[1:]) * 4
 
     @property
     def row_bytes(self) -> int:
@@ -151,9 +151,14 @@ class TableSpec:
         return CACHE_ROW_BYTES * self.vocabulary_size if self.placement.where == "cached" else 0
 
     @property
-    def slot_dim(self) -> int:
-        """The floats per row of each slot."""
-        return self.rule.slot_dim(self.dim)
+    def part_dims(self) -> tuple[int, ...]:
+        """The floats per row of the weights, then of each slot."""
+        return (self.dim, *(self.rule.slot_dim(self.dim, slot) for slot in range(len(self.slots))))
+
+    @property
+    def slot_dims(self) -> dict[str, int]:
+        """The floats per row of each slot, by its name."""
+        return dict(zip(dict(self.slots), self.part_dims[1:], strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """All optimizers: a class declares arguments, slots, ranges and equation, over arrays of any namespace.
 
 NumPy runs the equations as the oracle, JAX traces them for the device. This package does not depend on tables,
-ids, devices or jax: an update takes rows and returns rows, elementwise (row_wise_adagrad: row by row).
+ids, devices or jax: an update takes rows and returns rows, elementwise (with slots of one number per row: row by row).
 rule.py has the operations that the equations use; docs/optimizers.md describes the differences from
 Keras and torch.
 
@@ -18,14 +18,20 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.model.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.model.updates import adagrad_family, ftrl, moments, stateless
 from penstock.model.updates.adagrad_family import *  # noqa: F403 (the classes that the module lists)
 from penstock.model.updates.ftrl import *  # noqa: F403
 from penstock.model.updates.moments import *  # noqa: F403
 from penstock.model.updates.optax_transforms import OptaxRule, from_optax
-from penstock.model.updates.optimizer_class import OPTIMIZERS, DynamicLearningRate, Equation, LearningRate, Optimizer
-from penstock.model.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, float32
+from penstock.model.updates.optimizer_class import (
+    OPTIMIZERS,
+    OWN_FIELDS,
+    DynamicLearningRate,
+    Equation,
+    LearningRate,
+    Optimizer,
+)
+from penstock.model.updates.rule import ROW_SLOTS, Array, Ops, Result, Slots, UpdateRule, clip, float32
 from penstock.model.updates.stateless import *  # noqa: F403
 from penstock.model.updates.stateless import UserDefinedProgram
 
@@ -41,8 +47,16 @@ UPDATES: Mapping[str, Equation] = MappingProxyType(
 WITHOUT_FORMULA = OPTIMIZERS.keys() - UPDATES.keys()
 """Optimizers that can be loaded, kept and saved but not run: how they update is not public."""
 
-OWN_OPTIMIZERS = OPTIMIZERS.keys() - OptimizationParameters.DESCRIPTOR.fields_by_name.keys()
+OWN_OPTIMIZERS = OPTIMIZERS.keys() & OWN_FIELDS
 """Those that TensorFlow's message has no member for."""
+
+
+_OF_ROWS = {optimizer.__name__: ROW_SLOTS.get(field, 0) for field, optimizer in OPTIMIZERS.items()}
+
+
+def row_slots_of(class_name: str) -> int:
+    """Return how many slots of an optimizer, the last ones, have one number per row. class_name : of its class"""
+    return _OF_ROWS.get(class_name, 0)
 
 
 def update_rule(optimizer: Optimizer) -> UpdateRule:
@@ -94,12 +108,12 @@ def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slo
         The array namespace.
     rule : UpdateRule
         The constants of the update.
-    lr : scalar
-        The learning rate, of w's dtype.
+    lr : scalar, or array of shape (3,)
+        ``rate_at`` of the rule, of w's dtype.
     g, w : array, shape (..., dim)
         Gradients and weights, of one float dtype.
     slots : tuple of array
-        Each of w's shape; slots of a rule with ``row_slots``: (..., 1).
+        Each of w's shape; the last ``row_slots`` of them: (..., 1).
 
     Returns
     -------
@@ -120,7 +134,8 @@ def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slo
     g = clip(ops, g, rule.gradient_min, rule.gradient_max)
     if rule.weight_decay:
         decay = w.dtype.type(rule.weight_decay)
-        w = w - ops.rounded((ops.rounded(decay * lr) if rule.decay_times_learning_rate else decay) * w)
+        rate = lr[0] if rule.is_corrected else lr
+        w = w - ops.rounded((ops.rounded(decay * rate) if rule.decay_times_learning_rate else decay) * w)
     w, slots = UPDATES[rule.algorithm](ops, rule, lr, g, w, slots)
     return clip(ops, w, rule.weight_min, rule.weight_max), slots
 

@@ -6,8 +6,9 @@ TensorFlow has classes for the first two; the rest are named like the proto's fi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock.model.updates.optimizer_class import (
     NOT_NEGATIVE,
@@ -33,6 +34,7 @@ __all__ = [
     "MDLAdagradLight",
     "ProximalAdagrad",
     "RowWiseAdagrad",
+    "TorchAdagrad",
 ]
 
 
@@ -193,7 +195,9 @@ class RowWiseAdagrad(_Accumulating):
     Parameters
     ----------
     initial_accumulator_value : float
-        Initial value of the slot; above 0.
+        Initial value of the slot; above 0, or with an epsilon at least 0.
+    epsilon : float
+        Added to the root of the accumulator, at least 0. FBGEMM's is 1e-8, with accumulators that start at 0.
 
     See Also
     --------
@@ -201,7 +205,8 @@ class RowWiseAdagrad(_Accumulating):
 
     Notes
     -----
-    ``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators (a), shape (vocabulary_size, 1).
+    ``a' = a + mean(g²) over the row; w' = w - lr*g/(sqrt(a') + epsilon)``. Slot: accumulators (a), shape
+    (vocabulary_size, 1).
 
     This is a penstock extension. TensorFlow's message has no member for it, so ``EmbeddingConfig.to_proto`` raises
     ConfigError; an EngineConfig holds it. Defaults: Adagrad's.
@@ -223,16 +228,86 @@ class RowWiseAdagrad(_Accumulating):
 
     parameters_field = "row_wise_adagrad"
     zero_is_no_op = True
-    limits = ranges(initial_accumulator_value=POSITIVE)
+    limits = ranges(initial_accumulator_value=NOT_NEGATIVE, epsilon=NOT_NEGATIVE)
+
+    epsilon: float = 0.0
+
+    def __post_init__(self, clipvalue: Clip) -> None:
+        super().__post_init__(clipvalue)
+        if (allowed := self.first_slot_range(self.proto_values())) is not None:
+            allowed.check("initial_accumulator_value", self.initial_accumulator_value)
+
+    @classmethod
+    def first_slot_range(cls, hyper_parameters: Mapping[str, Any]) -> Range | None:
+        return NOT_NEGATIVE if hyper_parameters.get("epsilon") else POSITIVE
 
     @staticmethod
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-        # FBGEMM's EXACT_ROWWISE_ADAGRAD adds an epsilon outside the root; as in Adagrad, there is none here.
+        # Source: FBGEMM's EXACT_ROWWISE_ADAGRAD.
         (a,) = slots
+        epsilon = rule.number(w, "epsilon")
         a = a + ops.row_mean(square(ops, g))
         # XLA multiplies by the inverse of a divisor that is a broadcast. This one depends on g where g is NaN.
-        wide = ops.xp.where(ops.xp.isnan(g), g, a)
-        return w - lr * g / root(ops, wide), (a,)
+        divisor = root(ops, ops.xp.where(ops.xp.isnan(g), g, a))
+        return w - lr * g / (ops.rounded(divisor + epsilon) if epsilon else divisor), (a,)
+
+
+@optimizer_class
+class TorchAdagrad(KeywordOptimizer):
+    """Adagrad as torch computes it: with an epsilon, and accumulators that start at 0.
+
+    Parameters
+    ----------
+    lr_decay : float
+        Decay of the rate over steps, at least 0: step t, from 1, has the rate ``lr/(1 + (t-1)*lr_decay)``.
+    epsilon : float
+        Added to the root of the sum; above 0.
+    initial_accumulator_value : float
+        Initial value of the slot, at least 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``s' = s + g²; w' = w - lr*g/(sqrt(s') + epsilon)``. Slot: sum (s). Only rows with a gradient change, as with sparse
+    gradients in torch; the others' gradient is 0 there, which changes nothing. t is the engine's step + 1.
+
+    TensorFlow's message has no member for it: an EngineConfig holds it. Defaults: torch's.
+
+    References
+    ----------
+    ``torch.optim.Adagrad``; FBGEMM's ``EXACT_ADAGRAD``, with an epsilon of 1e-8
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.TorchAdagrad(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, 0.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9, 1. ]], dtype=float32)
+    """
+
+    parameters_field = "torch_adagrad"
+    zero_is_no_op = True
+    slot_names = ("sum",)
+    first_slot_argument = "initial_accumulator_value"
+    limits = ranges(lr_decay=NOT_NEGATIVE, epsilon=POSITIVE, initial_accumulator_value=NOT_NEGATIVE)
+
+    learning_rate: LearningRate = 0.01
+    lr_decay: float = 0.0
+    epsilon: float = 1e-10
+    initial_accumulator_value: float = 0.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: _single_tensor_adagrad of torch. lr_decay is in the rate (UpdateRule.rate_at).
+        (s,) = slots
+        s = s + square(ops, g)
+        return w - lr * g / ops.rounded(root(ops, s) + rule.number(w, "epsilon")), (s,)
 
 
 @optimizer_class

@@ -1,4 +1,5 @@
-"""Optimizers with moving averages of gradients: Momentum, RMSProp, centered RMSProp, Adadelta, Adam and Lion.
+"""Optimizers with moving averages of gradients: Momentum, RMSProp, centered RMSProp, Adadelta, Adam, partially row-wise
+Adam, and Lion.
 
 TensorFlow has a class for Adam; the others' arguments are named like the proto's fields. Adam and Lion are lazy (a step
 updates only the rows that it touches) or non-lazy. Arguments and their proto fields only; penstock.updates has the
@@ -25,7 +26,7 @@ from penstock.model.updates.optimizer_class import (
 )
 from penstock.model.updates.rule import Array, Ops, Result, Slots, UpdateRule, mix, root, sign, square
 
-__all__ = ["Adadelta", "Adam", "CenteredRMSProp", "Lion", "Momentum", "RMSProp"]
+__all__ = ["Adadelta", "Adam", "CenteredRMSProp", "Lion", "Momentum", "PartialRowWiseAdam", "RMSProp"]
 
 
 @optimizer_class
@@ -345,6 +346,68 @@ class Adam(Optimizer):
         else:
             divisor = ops.rounded(root(ops, v) + epsilon)
         return w - ops.rounded(lr * m) / divisor, (m, v)
+
+
+@optimizer_class
+class PartialRowWiseAdam(KeywordOptimizer):
+    """Adam with one second moment per row, and bias correction: half of Adam's slot memory.
+
+    Parameters
+    ----------
+    beta1, beta2 : float
+        Decays of the first and the second moment, each at least 0 and below 1.
+    epsilon : float
+        Added to the corrected root of the second moment; above 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``m' = beta1*m + (1-beta1)*g; v' = beta2*v + (1-beta2)*mean(g²) over the row;
+    w' = w - lr*(m'/(1-beta1^t))/(sqrt(v'/(1-beta2^t)) + epsilon)``, where t is the engine's step + 1, for all rows. A
+    step updates only the rows that it touches. Slots, from 0: exp_avg (m), and exp_avg_sq (v), shape
+    (vocabulary_size, 1). FBGEMM's ``weight_decay`` is ``weight_decay_factor`` with
+    ``multiply_weight_decay_factor_by_learning_rate``.
+
+    TensorFlow's message has no member for it: an EngineConfig holds it. Defaults: torchrec's.
+
+    References
+    ----------
+    FBGEMM's ``PARTIAL_ROWWISE_ADAM``; ``torchrec.optim.PartialRowWiseAdam``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.PartialRowWiseAdam(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -0.5]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9, 1.1]], dtype=float32)
+    """
+
+    parameters_field = "partial_row_wise_adam"
+    slot_names = ("exp_avg", "exp_avg_sq")
+    limits = ranges(beta1=SHARE, beta2=SHARE, epsilon=POSITIVE)
+
+    learning_rate: LearningRate = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: FBGEMM's PARTIAL_ROWWISE_ADAM, with its divisions by 1 - beta^t as factors (UpdateRule.rate_at).
+        m, v = slots
+        beta1, beta2, epsilon = rule.numbers(w, "beta1", "beta2", "epsilon")
+        rate, of_mean, of_root = lr[0], lr[1], lr[2]
+        m = mix(ops, beta1, m, g)
+        v = mix(ops, beta2, v, ops.row_mean(square(ops, g)))
+        wide = ops.xp.where(ops.xp.isnan(g), g, v)  # as in RowWiseAdagrad
+        divisor = ops.rounded(ops.rounded(root(ops, wide) * of_root) + epsilon)
+        return w - ops.rounded(rate * ops.rounded(m * of_mean)) / divisor, (m, v)
 
 
 @optimizer_class

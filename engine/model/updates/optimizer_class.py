@@ -15,8 +15,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 from google.protobuf.descriptor import FieldDescriptor
 
 from penstock.base.errors import ConfigError
+from penstock.model.config.engine_config_pb2 import TableSettings
 from penstock.model.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.model.updates.rule import Array, Ops, Result, Slots, UpdateRule
+from penstock.model.updates.rule import Array, Ops, Result, Slots, UpdateRule, float32
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ class Range(NamedTuple):
         if self.excludes(value):
             raise ConfigError(f"{name} must be {self.refusal or self.text}, got {value!r}")
 
+
+OWN_FIELDS = frozenset(field.name for field in TableSettings.DESCRIPTOR.oneofs_by_name["optimizer"].fields)
+"""The members of ``TableSettings.optimizer``: algorithms of penstock's own."""
 
 SHARE = Range(0, 1, False, "at least 0 and below 1")
 OPEN_SHARE = Range(0, 1, True, "above 0 and below 1")
@@ -145,7 +149,7 @@ class Optimizer:
     """
 
     parameters_field: ClassVar[str]
-    """The member of ``OptimizationParameters.parameters`` that selects this algorithm."""
+    """The member of ``OptimizationParameters.parameters``, or of ``TableSettings.optimizer``, that selects it."""
     slot_names: ClassVar[tuple[str, ...]] = ()
     """In the order of TensorFlow's load and retrieve operations."""
     first_slot_argument: ClassVar[str | None] = None
@@ -260,6 +264,31 @@ class Optimizer:
         """
         return cls.equation is not Optimizer.equation
 
+    @classmethod
+    def is_own(cls) -> bool:
+        """Return whether it is an optimizer of penstock's: TensorFlow's message has no member for it.
+
+        Returns
+        -------
+        bool
+        """
+        return cls.parameters_field in OWN_FIELDS
+
+    @classmethod
+    def first_slot_range(cls, hyper_parameters: Mapping[str, Any]) -> Range | None:
+        """Return the range of the first slot: above 0 where the update divides by its root without an epsilon.
+
+        Parameters
+        ----------
+        hyper_parameters : mapping of str to float or bool
+            The values of the proto message; one that is missing is the default.
+
+        Returns
+        -------
+        Range or None
+        """
+        return cls.limits.get(cls.first_slot_argument or "")
+
     @property
     def non_lazy(self) -> bool:
         """Whether each step updates every row, with a gradient of 0 for rows that have none."""
@@ -291,7 +320,8 @@ class Optimizer:
         dict of str to bool
             Field → whether it is a bool.
         """
-        member = OptimizationParameters.DESCRIPTOR.fields_by_name.get(cls.parameters_field)
+        kind: Any = TableSettings if cls.is_own() else OptimizationParameters
+        member = kind.DESCRIPTOR.fields_by_name.get(cls.parameters_field)
         if member is None or member.message_type is None:
             return {}
         scalars = (field for field in member.message_type.fields if field.message_type is None)
@@ -335,18 +365,20 @@ class Optimizer:
         for field, value in values.items():
             setattr(self, self.attribute_of.get(field, field), value)
 
-    def write_parameters(self, parameters: OptimizationParameters) -> None:
-        """Select this algorithm in a message and fill in its parameters.
+    def write_parameters(self, parameters: OptimizationParameters | TableSettings) -> None:
+        """Select this algorithm in a message and fill in its parameters; of penstock's own, those without the default.
 
         Parameters
         ----------
-        parameters : OptimizationParameters
-            The message to write to.
+        parameters : OptimizationParameters or TableSettings
+            The message to write to: that with a member for this optimizer.
         """
         message = getattr(parameters, self.parameters_field)
         message.SetInParent()
+        defaults = type(self)().proto_values() if self.is_own() else {}
         for field, value in self.proto_values().items():
-            setattr(message, field, value)
+            if field not in defaults or float32(value) != float32(defaults[field]):
+                setattr(message, field, value)
 
     def __eq__(self, other: object) -> bool:
         # After NotImplemented, Python would ask the other's class, and a base class accepts instances of its subclass.

@@ -17,6 +17,12 @@ Array = Any  # numpy.ndarray or jax.Array: the namespace is an argument
 Slots = tuple[Array, ...]
 Result = tuple[Array, Slots]
 Hyper = tuple[tuple[str, float | bool], ...]
+Rate = float | tuple[float, float, float]
+
+# How many slots of a rule, its last ones, have one number per row.
+ROW_SLOTS = {"row_wise_adagrad": 1, "partial_row_wise_adam": 1}
+# Rules that correct the bias of their moments, by the number of the step.
+CORRECTED = {"partial_row_wise_adam"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class UpdateRule:
     Parameters
     ----------
     algorithm : str
-        The member of ``OptimizationParameters.parameters``, or penstock's "row_wise_adagrad".
+        The member of ``OptimizationParameters.parameters``, or of ``TableSettings.optimizer``.
     num_slots : int
         State arrays in addition to the weights, in TensorFlow's load/retrieve order; see ``row_slots``.
     hyper : tuple of (str, float or bool)
@@ -115,23 +121,62 @@ class UpdateRule:
     program: Callable[..., Any] | None = None
 
     @property
-    def row_slots(self) -> bool:
-        """Whether a slot has one number per row; else it has the shape of the weights."""
-        return self.algorithm == "row_wise_adagrad"
+    def row_slots(self) -> int:
+        """How many slots, the last ones, have one number per row; the others have the shape of the weights."""
+        return ROW_SLOTS.get(self.algorithm, 0)
 
-    def slot_dim(self, dim: int) -> int:
-        """Return the floats per row of each slot of a table.
+    def slot_dim(self, dim: int, slot: int = 0) -> int:
+        """Return the floats per row of a slot of a table.
 
         Parameters
         ----------
         dim : int
             Of the table.
+        slot : int
+            The number of the slot.
 
         Returns
         -------
         int
         """
-        return 1 if self.row_slots else dim
+        return dim if slot < self.num_slots - self.row_slots else 1
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether an update takes three rates: the learning rate and the corrections of both moments' bias."""
+        return self.algorithm in CORRECTED
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the rate of an update depends on the number of its step."""
+        return self.is_corrected or bool(dict(self.hyper).get("lr_decay"))
+
+    def rate_at(self, rate: float, step: int) -> Rate:
+        """Return the rate that the update of a step takes.
+
+        Parameters
+        ----------
+        rate : float
+            The learning rate.
+        step : int
+            The number of the step, from 0; one below 0 counts as 0.
+
+        Returns
+        -------
+        float or (float, float, float)
+            With ``is_corrected``: the learning rate, and the factors of the first moment and of the root of the second.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> ps.updates.update_rule(ps.TorchAdagrad(0.5, lr_decay=0.25)).rate_at(0.5, 4)
+        0.25
+        """
+        hyper, step = dict(self.hyper), max(step, 0)
+        if not self.is_corrected:
+            return rate / (1 + step * hyper.get("lr_decay", 0.0))
+        first, second = (1 - _power(hyper[beta], step + 1) for beta in ("beta1", "beta2"))
+        return rate, 1 / first, 1 / math.sqrt(second)
 
     def numbers(self, like: Array, *names: str) -> tuple[Any, ...]:
         """Return hyper-parameters as scalars of an array's dtype, so that expressions of them round as on the device.
@@ -179,6 +224,15 @@ class UpdateRule:
         bool
         """
         return bool(dict(self.hyper).get(name, False))
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return a power by multiplications alone, which all machines round alike; C libraries differ in ``pow``."""
+    power = 1.0
+    while exponent:
+        power *= base if exponent & 1 else 1.0
+        base, exponent = base * base, exponent >> 1
+    return power
 
 
 def clip(ops: Ops, values: Array, lower: Array | float | None, upper: Array | float | None) -> Array:

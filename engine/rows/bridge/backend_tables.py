@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.model.frames import Float32, Int64
+from penstock.model.updates.rule import Rate
 from penstock.rows.bridge.devices import AnyMesh
 from penstock.rows.bridge.sharding import Layout
 
@@ -47,10 +48,10 @@ class BackendTables(Protocol):
     def copies_any_number(self) -> bool:
         """Whether ``copy_rows`` takes any number of rows; else each padded number is a separate program."""
 
-    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], Rate]], step: int = 0, application: int = 0) -> None:
         """Apply the optimizer once to rows of several tables, in place; queues the update.
 
-        updates : (member, segments, learning rate) each, with segments (ids, sums) as ``update.Step.update`` takes them
+        updates : (member, segments, rate) each, with segments (ids, sums) as ``update.Step.update`` takes them
         step, application : the number of the step and of the application in it, which key the rounding to bfloat16
         """
 

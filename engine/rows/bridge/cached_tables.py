@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.model.frames import Float32, Int64
+from penstock.model.updates.rule import Rate
 from penstock.rows.bridge.backend_tables import BackendTables, parts_of, row_ids
 from penstock.rows.bridge.row_cache import Moves, RowCache
 from penstock.rows.bridge.row_format import without_marks
@@ -102,7 +103,7 @@ class CachedTables:
 
     # ---- updates
 
-    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], Rate]], step: int = 0, application: int = 0) -> None:
         for _, segments, rate in updates:
             several = [(ids, sums) for ids, sums in segments]
             rows = np.concatenate([ids for ids, _ in several])

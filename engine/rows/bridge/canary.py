@@ -142,7 +142,7 @@ def _touched(line: Line, num_lines: int, lines: Any, words: Any, counts: Any) ->
     arrays: list[Any] = [strips[:, start:end] for start, end in pairwise(accumulate(line.groups, initial=0))]
     if line.row_slots:
         rows = plane[:, : line.packed * line.dim].reshape(num_lines, line.packed, line.dim)
-        arrays += [rows.any(axis=2)] * line.num_slots
+        arrays += [rows.any(axis=2)] * line.row_slots
     return arrays
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.model.frames import Float32, Int64
+from penstock.model.updates.rule import Rate
 from penstock.rows.bridge.backend_tables import BackendTables
 from penstock.rows.bridge.devices import AnyMesh
 from penstock.rows.bridge.host_tables import HostTables
@@ -44,7 +45,7 @@ class DeviceTable:
         """The tables in the host's memory that this is one of, and its index there; None: it is elsewhere."""
         return (self.backend, self._member) if isinstance(self.backend, HostTables) else None
 
-    def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
+    def apply(self, ids: Int64, grads: Float32, learning_rate: Rate) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)
 
         A non-lazy rule also updates all other rows, with a gradient of 0. The update may still be in flight when the

@@ -206,7 +206,7 @@ def apply(
     gradients : mapping of str to jax.Array
         Of every activation that ``gather`` returned, by path.
     learning_rate : float, scalar array or None
-        Of this step; None: the rule contains it.
+        Of this step; None: the rule contains it. Of a rule that ``counts_steps``: ``rule.rate_at(rate, step)``.
 
     Returns
     -------
@@ -241,6 +241,8 @@ def apply(
     if isinstance(rule, UpdateRule) and learning_rate is None and rule.program is None:
         raise UsageError(f"{rule.algorithm}: expected a learning_rate, got none; pass the rate of this step")
     rate = jnp.asarray(0.0 if learning_rate is None else learning_rate, jnp.float32)
+    if isinstance(rule, UpdateRule) and rule.is_corrected and rate.shape != (3,):
+        raise UsageError(f"{rule.algorithm}: expected the three rates of rule.rate_at, got an array of {rate.shape}")
     table = _without_gradient(table)
     specs = (*_specs(table), table.format.spec, PartitionSpec())
     with own_promotions():

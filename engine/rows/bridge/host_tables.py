@@ -22,6 +22,7 @@ import numpy.typing as npt
 from penstock.base.threads import ThreadTeam
 from penstock.model.frames import Float32, Int64
 from penstock.model.updates import UpdateRule
+from penstock.model.updates.rule import Rate
 from penstock.pyx import update
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
@@ -48,7 +49,7 @@ def obstacle(mesh: AnyMesh, layout: Layout, rule: UpdateRule) -> str:
         "the mesh spans several processes": mesh.is_multi_process,
         "its rule is a program": rule.program is not None,
         "penstock has no equation in C for its rule": rule_name(rule) not in update.rules(),
-        f"a row of row-wise Adagrad has more than {MAX_SUMMED_DIM} weights": rule.algorithm == "row_wise_adagrad"
+        f"a row with a mean of squares has more than {MAX_SUMMED_DIM} weights": rule.row_slots > 0
         and layout.dim > MAX_SUMMED_DIM,
         "its weights have 16 bits": layout.bfloat16,
         "its rows share lines": layout.line.masked,
@@ -120,7 +121,7 @@ class HostTables:
         self._step, self._team = update.Step(rules, self.arrays), team
         self._lock = threading.Lock()
 
-    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], Rate]], step: int = 0, application: int = 0) -> None:
         call_under(self._lock, self._run, self._step.update, updates)
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:

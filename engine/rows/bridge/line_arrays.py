@@ -58,9 +58,10 @@ def planes_of(line: Line, parts: Sequence[jax.Array]) -> Planes:
     """Return lines gathered from each of the arrays as planes (n, width), and slots of one number per row."""
     lines, slots = parts[: len(line.groups)], parts[len(line.groups) :]
     if line.slots_follow:
-        ends = [line.width + slot * line.group for slot in range(line.num_slots)]
-        weights, *slots = jnp.split(lines[0][:, 0], ends, axis=1)
-        return [weights, *(slots if line.halves == 1 else map(floats_of, slots))]
+        sizes = [line.width] * line.num_planes + [line.group] * line.row_slots
+        parts = jnp.split(lines[0][:, 0], list(accumulate(sizes))[:-1], axis=1)
+        planes, slots = parts[: line.num_planes], parts[line.num_planes :]
+        return [*planes, *(slots if line.halves == 1 else map(floats_of, slots))]
     if line.forms[-1][1] == np.int16:  # an array of one strip, the last
         whole = joined_halves(lines[-1])
         lines = [*lines[:-1], whole if line.halves > 1 else floats_of(whole)]
@@ -70,12 +71,9 @@ def planes_of(line: Line, parts: Sequence[jax.Array]) -> Planes:
 def stacked(line: Line, planes: Planes) -> list[jax.Array]:
     """Return planes as lines of each of the arrays: the inverse of ``planes_of``."""
     by_line = _by_line if line.lanes > 1 else lambda part: part
-    slots: Planes = []
+    planes, slots = planes[: line.num_planes], planes[line.num_planes :]
     if line.slots_follow:
-        weights, *slots = planes
-        return [jnp.concatenate([weights, *(slots if line.halves == 1 else map(bits_of, slots))], axis=1)[:, None]]
-    if line.row_slots:
-        planes, slots = planes[:1], planes[1:]
+        return [jnp.concatenate([*planes, *(slots if line.halves == 1 else map(bits_of, slots))], axis=1)[:, None]]
     strips, ends = [by_line(strip) for strip in strips_of(line, planes)], accumulate(line.groups, initial=0)
     parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
     lines = [
@@ -103,11 +101,14 @@ def unpack(line: Line, planes: Planes) -> list[Planes]:
     """Return [weights, *slots] as float32, for each half of the rows: (n, width), slots per row (n, packed)."""
     if line.halves == 1:
         return [planes]
-    word, *rest = planes
-    if line.row_slots:
-        slots = [[slot[:, half * line.packed :][:, : line.packed] for slot in rest] for half in range(2)]
-    else:
-        slots = [[floats_of(slot) for slot in rest[half::2]] for half in range(2)]
+    word, rest, of_rows = planes[0], planes[1 : line.num_planes], planes[line.num_planes :]
+    slots = [
+        [
+            *(floats_of(slot) for slot in rest[half::2]),
+            *(slot[:, half * line.packed :][:, : line.packed] for slot in of_rows),
+        ]
+        for half in range(2)
+    ]
     low, high = jax.lax.shift_left(word, 16), word & np.int32(-0x10000)
     return [[floats_of(weights), *slots[half]] for half, weights in enumerate((low, high))]
 
@@ -119,9 +120,9 @@ def pack(line: Line, rows: Sequence[Planes]) -> Planes:
     (low, *low_slots), (high, *high_slots) = rows
     word = jax.lax.shift_right_logical(bits_of(low), 16) | bits_of(high)
     pairs = list(zip(low_slots, high_slots, strict=True))
-    if line.row_slots:
-        return [word, *(jnp.concatenate(pair, axis=1) for pair in pairs)]
-    return [word, *(bits_of(plane) for pair in pairs for plane in pair)]
+    of_planes, of_rows = pairs[: line.plane_slots], pairs[line.plane_slots :]
+    slots = [bits_of(plane) for pair in of_planes for plane in pair]
+    return [word, *slots, *(jnp.concatenate(pair, axis=1) for pair in of_rows)]
 
 
 def received(line: Line, words: jax.Array) -> list[tuple[jax.Array, jax.Array | None]]:
@@ -143,11 +144,9 @@ def rows_in(line: Line, plane: jax.Array) -> jax.Array:
     return plane[:, : line.packed * line.dim].reshape(-1, line.dim)
 
 
-def like_slots(line: Line, *planes: Any) -> Sequence[Any]:
-    """Return planes (n, width) as slots have them: with one number per row, the first of each row, (n, packed)."""
-    if not line.row_slots:
-        return planes
-    return [None if plane is None else plane[:, : line.packed * line.dim : line.dim] for plane in planes]
+def like_slot(line: Line, slot: int, plane: Any) -> Any:
+    """Return a plane (n, width) as a slot has it: with one number per row, the first of each row, (n, packed)."""
+    return plane if plane is None or slot < line.plane_slots else plane[:, : line.packed * line.dim : line.dim]
 
 
 def plane_of(line: Line, rows: jax.Array) -> jax.Array:

@@ -99,13 +99,14 @@ def compiled(
     rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"; compact : of the programs BY_ROWS
     """
     program = jitted(name, mesh, rule, line, variant, num_lines, compact)
-    arguments = shapes(name, mesh, line, num_lines, size, compact, by_row=variant == "sparsecore")
+    num_rates = 3 if rule is not None and rule.is_corrected else 0
+    arguments = shapes(name, mesh, line, num_lines, size, compact, variant == "sparsecore", num_rates)
     return programs.compiled(mesh, program, *arguments, options=options(name, mesh, line, arguments))
 
 
 def options(name: str, mesh: Mesh, line: Line, arguments: Sequence[Any]) -> dict[str, Any]:
     """Return the compiler options of a program. XLA moves no array in steps of rules whose slots are planes."""
-    moves = name in ("read", "write") or (name in BY_RULE and line.row_slots)
+    moves = name in ("read", "write") or (name in BY_RULE and line.row_slots > 0)
     return programs.left_in_hbm(mesh, arguments[0]) if moves else {}
 
 
@@ -127,9 +128,16 @@ def jitted(
 
 
 def shapes(
-    name: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact: bool = False, by_row: bool = False
+    name: str,
+    mesh: Mesh,
+    line: Line,
+    num_lines: int,
+    size: int,
+    compact: bool = False,
+    by_row: bool = False,
+    num_rates: int = 0,
 ) -> Sequence[Any]:
-    """Return the shapes of a program's arguments. by_row : of the variant sparsecore"""
+    """Return the shapes of a program's arguments. by_row : of the variant sparsecore; num_rates : 0: a scalar"""
     by_device, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
 
     def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
@@ -149,7 +157,7 @@ def shapes(
         marks = [split(mesh.size, size, dtype=np.uint8)]
     rows = (numbers, words, split(mesh.size), *marks)
     keys = [split(mesh.size, *of_keys, dtype=np.uint32)] if line.halves > 1 else []
-    step = (scalar(np.float32), scalar(np.int32), scalar(np.uint32))
+    step = (scalar(np.float32, *[num_rates] * (num_rates > 0)), scalar(np.int32), scalar(np.uint32))
     touched = split(num_lines * line.group, dtype=np.bool_)
     return {
         "apply": (table, *rows, *keys, *step),

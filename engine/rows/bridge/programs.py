@@ -53,7 +53,7 @@ def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) ->
     """
 
     def program() -> Arrays:
-        dims = [line.width, *[line.packed if line.row_slots else line.width] * line.num_slots]
+        dims = [line.width] * (1 + line.plane_slots) + [line.packed] * line.row_slots
         planes = [jnp.full((1, dim), start, jnp.float32) for dim, start in zip(dims, (0.0, *starts), strict=True)]
         single_line = line_arrays.stacked(line, line_arrays.pack(line, [planes] * line.halves))
         # On a TPU, a slot of one number per row is (1, group) in one line, and one axis in the table.
@@ -68,7 +68,7 @@ def check_program(table: str, rule: UpdateRule, dim: int) -> None:
     if rule.program is None:
         return
     rows = jax.ShapeDtypeStruct((8, dim), jnp.float32)
-    rate = jax.ShapeDtypeStruct((), jnp.float32)
+    rate = jax.ShapeDtypeStruct((), jnp.float32)  # a program reads none
     try:
         with own_promotions():
             jax.eval_shape(partial(update, Ops(jnp), rule), rate, rows, rows, (rows,) * rule.num_slots)
@@ -82,6 +82,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Pr
     """Return the program of a step:
 
     (table, lines i32[n,K], words i32[n,K,·], counts i32[n], lr f32[], zero i32[], key u32[]) → (table, fence)
+    lr : of a rule that ``is_corrected``, f32[3]
     zero : 0, but unknown to the compiler, see ``_rounded``; key : of stochastic rounding (stochastic_rounding.py)
     With bfloat16 weights, the keys of the rows of the lines, u32[n,K,group], follow the counts.
     compact : the rows are not spread into lines; see ``spreading``
@@ -181,7 +182,9 @@ def write(mesh: Mesh, line: Line, compact: bool = False) -> Program:
         for (values, touched), planes in zip(line_arrays.received(line, words[0]), halves, strict=True):
             after = []
             for number, plane in enumerate(planes):
-                plane_values, mask = (values, touched) if number == 0 else line_arrays.like_slots(line, values, touched)
+                plane_values, mask = values, touched
+                if number:
+                    plane_values, mask = (line_arrays.like_slot(line, number - 1, each) for each in (values, touched))
                 value = jnp.where(new[number], starts[number], plane_values) if number else plane_values
                 after.append(jnp.where(chosen[number] if mask is None else mask & chosen[number], value, plane))
             halves_after.append(after)
@@ -242,8 +245,7 @@ def updated(
         if rounding is not None:
             after[0] = _to_16_bits(line, rounding[0], line_arrays.of_half(line, rounding[1], half), after[0])
         if touched is not None:
-            of_slots = line_arrays.like_slots(line, touched)[0]
-            masks = [touched, *[of_slots] * line.num_slots]
+            masks = [touched, *(line_arrays.like_slot(line, slot, touched) for slot in range(line.num_slots))]
             after = [jnp.where(t, a, b) for t, a, b in zip(masks, after, before, strict=True)]
         new.append(after)
     return line_arrays.pack(line, new)

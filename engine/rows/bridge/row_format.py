@@ -4,9 +4,9 @@ A line has ``width`` elements per plane: plane 0 holds weights, the others slots
 TPU its width is a multiple of 128, and short rows share it (``packed``). bfloat16 weights are stored two per word, so
 twice as many rows share a line (``halves``), each with separate slots.
 
-Slots of one number per row (``row_slots``) follow the weights of a line on a CPU or GPU, so that one gather and one
-scatter move both. On a TPU they lie outside the lines: each is an array of one axis, a float per row in the order of
-the rows, which no tile pads. Among planes, such a slot is (n, group), after the planes of the line.
+Slots of one number per row (the last ``row_slots``) follow the planes of a line on a CPU or GPU, so that one gather and
+one scatter move both. On a TPU they lie outside the lines: each is an array of one axis, a float per row in the order
+of the rows, which no tile pads. Among planes, such a slot is (n, group), after the planes of the line.
 
 Gradients arrive in a line as float32 bits, or UNTOUCHED where there is none: a NaN that no arithmetic produces. So a
 gradient of 0 is a gradient, the other rows of a line stay unchanged, and no mask is copied to the device.
@@ -34,9 +34,9 @@ from penstock.rows.bridge.stochastic_rounding import RowIds
 # A quiet NaN with a payload. Arithmetic produces 0x7FC00000 or an operand's payload, and operands are finite.
 UNTOUCHED = 0x7FE5A5A5
 # Rules that read, or may read, a whole row: they must not mix elements of different rows of a line.
-BY_ROW = {"row_wise_adagrad", "user_defined_program"}
+BY_ROW = {"row_wise_adagrad", "partial_row_wise_adam", "user_defined_program"}
 # Those that a kernel for a TPU does not run, by variant.
-WITHOUT_KERNEL = {"pallas": BY_ROW, "sparsecore": {"user_defined_program"}}
+WITHOUT_KERNEL = {"pallas": BY_ROW, "sparsecore": BY_ROW - {"row_wise_adagrad"}}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Line:
 
     row_ids : of a table with bfloat16 weights; else None
     halved : store an array of one strip as the halves of its words
-    row_slots : a slot has one number per row; else it is a plane
+    row_slots : how many slots, the last ones, have one number per row; the others are planes
     """
 
     dim: int
@@ -53,7 +53,7 @@ class Line:
     lanes: int = 1
     row_ids: RowIds | None = None
     halved: bool = False
-    row_slots: bool = False
+    row_slots: int = 0
 
     @property
     def width(self) -> int:
@@ -87,12 +87,21 @@ class Line:
     @property
     def groups(self) -> tuple[int, ...]:
         """Number of strips of a line in each of the arrays of lines."""
-        planes = 1 + (0 if self.row_slots else self.num_slots * self.halves)
-        strips = planes * (self.width // self.strip)
+        strips = self.num_planes * (self.width // self.strip)
         if self.lanes == 1:
             return (strips,)
         eights, rest = strips & ~7, strips & 7
         return tuple(part for part in (eights, *(rest & bit for bit in (4, 2, 1))) if part)
+
+    @property
+    def plane_slots(self) -> int:
+        """Number of slots of the shape of the weights: planes, one for each half of the rows."""
+        return self.num_slots - self.row_slots
+
+    @property
+    def num_planes(self) -> int:
+        """Number of planes of a line."""
+        return 1 + self.plane_slots * self.halves
 
     @property
     def dtype(self) -> Any:
@@ -100,14 +109,14 @@ class Line:
 
     @property
     def slots_follow(self) -> bool:
-        """Whether slots of one number per row follow the weights of their line."""
-        return self.row_slots and self.lanes == 1
+        """Whether slots of one number per row follow the planes of their line."""
+        return self.row_slots > 0 and self.lanes == 1
 
     @property
     def forms(self) -> tuple[tuple[tuple[int, int], Any], ...]:
         """(shape, dtype) of a line in each of the arrays of lines."""
         if self.slots_follow:
-            return (((1, self.width + self.num_slots * self.group), self.dtype),)
+            return (((1, self.num_planes * self.width + self.row_slots * self.group), self.dtype),)
         cut = self.halved and self.lanes > 1
         return tuple(
             ((2, self.strip), np.int16) if cut and strips == 1 else ((strips, self.strip), self.dtype)
@@ -117,7 +126,7 @@ class Line:
     def arrays(self, num_lines: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
         """(shape, dtype) of the arrays of that many lines: those of lines, then the slots of one number per row."""
         of_rows = ((num_lines * self.group,), np.float32)
-        slots = (of_rows,) * self.num_slots if self.row_slots and not self.slots_follow else ()
+        slots = () if self.slots_follow else (of_rows,) * self.row_slots
         return (*(((num_lines, *shape), dtype) for shape, dtype in self.forms), *slots)
 
     def nbytes(self, num_lines: int) -> int:

@@ -6,7 +6,7 @@ devices up to NUM_SHARDS works, and a row's number inside its shard never depend
 
 A device's rows lie in lines of ``group`` rows (row_format.py describes them). On a CPU or GPU a line is one row, with
 weights and slots side by side, so that one gather fetches both. On a TPU a line is as wide as the vector registers.
-Slots of one number per row follow the weights, on a CPU or GPU; on a TPU they lie apart from the lines.
+Slots of one number per row follow the others, on a CPU or GPU; on a TPU they lie apart from the lines.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Layout:
     bfloat16 : weights are stored in 16 bits, those of two rows per word; slots stay float32
     halved : as in row_format.py, for tables that XLA updates
     by_row : steps take rows by number, not lines, for the variant sparsecore
-    row_slots : a slot has one number per row; else it has the shape of the weights
+    row_slots : how many slots, the last ones, have one number per row; the others have the shape of the weights
     among : (first, stride): the table is every stride-th row, from ``first`` on, of a larger one, whose ids key the
         rounding to bfloat16
     drawn_as : the name that keys this rounding; "": the table's
@@ -107,7 +107,7 @@ class Layout:
     halved: bool = False
     by_row: bool = False
     among: tuple[int, int] = (0, 1)
-    row_slots: bool = False
+    row_slots: int = 0
     drawn_as: str = ""
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class Layout:
     @property
     def part_dims(self) -> tuple[int, ...]:
         """Floats per row of the weights, then of each slot."""
-        return (self.dim, *[1 if self.row_slots else self.dim] * self.num_slots)
+        return (self.dim,) * (1 + self.num_slots - self.row_slots) + (1,) * self.row_slots
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from penstock.base.integrations import KERNELS
 from penstock.model.frames import Float32, Int64, UInt32
 from penstock.model.row_encodings import nearest
+from penstock.model.updates.rule import Rate
 from penstock.rows.bridge import programs
 from penstock.rows.bridge.backend_tables import parts_of, quoted, row_ids
 from penstock.rows.bridge.dispatcher import Dispatcher
@@ -86,7 +87,7 @@ class XlaTables:
     def compiler(self) -> str:
         return compiler_of(self.mesh.local_devices[0])
 
-    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], Rate]], step: int = 0, application: int = 0) -> None:
         names = [self.layouts[member].name for member, _, _ in updates]
         reader = f"{quoted(names)}, step {step}"
         numbers = self._scalars(updates[0], step, application)
@@ -97,13 +98,13 @@ class XlaTables:
         ]
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
 
-    def _scalars(self, update: tuple[int, Sequence[Any], float], step: int, application: int) -> Sequence[Any]:
+    def _scalars(self, update: tuple[int, Sequence[Any], Rate], step: int, application: int) -> Sequence[Any]:
         """Return the rate, the zero and the key of ``programs.apply``.
 
         update : of any of the tables. Stacked ones share one learning rate, and none of them is rounded by the key.
         """
         layout = self.layouts[update[0]]
-        return np.float32(update[2]), np.int32(0), key_of(layout.drawn_as or layout.name, step, application)
+        return np.asarray(update[2], np.float32), np.int32(0), key_of(layout.drawn_as or layout.name, step, application)
 
     def _apply(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         with programs.own_settings(self.mesh), self._watching(reader):
@@ -230,7 +231,7 @@ class XlaTables:
         if self.layouts[member].bfloat16 and part <= 0:
             values = nearest(values)
         values = without_marks(values)
-        if self._stack.compact and part > 0 and self.layouts[member].row_slots:
+        if self._stack.compact and values.shape[1] < self.layouts[member].dim:
             values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
         with programs.own_settings(self.mesh):
             numbers = [*programs.written(part, len(self._starts)), self._starts]

@@ -208,6 +208,7 @@ def test_a_dynamic_rate_is_an_argument_of_the_step(mesh_of):
         (None, {"placement": ps.Placement("cached", 9)}, "it is placed on the host"),
         (ps.SGD(0.1, use_gradient_accumulation=False), {}, "it is updated once per gradient"),
         (ps.Adam(lazy_adam=False), {}, "its optimizer changes rows without gradients"),
+        (ps.TorchAdagrad(lr_decay=0.5), {}, "its optimizer counts steps"),
     ],
 )
 def test_tables_that_only_an_engine_can_update_are_refused(mesh_of, optimizer, of_table, message):
@@ -240,6 +241,9 @@ def test_arguments_that_do_not_fit_the_table_are_refused(mesh_of):
     non_lazy = config_of(ps.Adam(lazy_adam=False)).table("t").rule
     with pytest.raises(ps.UsageError, match="adam with non-lazy updates changes every row"):
         apply(non_lazy, tables["t"], uses["t"], {"f": jnp.ones((4, 2))}, 0.1)
+    corrected = config_of(ps.PartialRowWiseAdam()).table("t").rule
+    with pytest.raises(ps.UsageError, match=r"partial_row_wise_adam: expected the three rates of rule\.rate_at"):
+        apply(corrected, tables["t"], uses["t"], {"f": jnp.ones((4, 2))}, 0.1)
     message = "expected uses of a table of 1024 lines per device, got some for 2048; preprocess them for this table"
     with pytest.raises(ps.UsageError, match=message):
         embedding.gather(tables, {"t": replace(uses["t"], num_lines=2048)})

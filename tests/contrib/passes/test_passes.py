@@ -22,7 +22,7 @@ from penstock.pyx.keys.key_owners import owners
 
 VISITOR = ps.TableConfig(20_000, 2, name="visitor", optimizer=ps.Adam(0.1), dynamic=ALL_POLICIES)
 SWEPT = ps.TableConfig(3, 4, name="swept", optimizer=ps.Adam(0.05, lazy_adam=False))
-PLACED = ps.TableConfig(900, 2, name="placed", optimizer=ps.RowWiseAdagrad(0.1), placement=ps.Placement("host"))
+PLACED = ps.TableConfig(900, 2, name="placed", optimizer=ps.PartialRowWiseAdam(0.1), placement=ps.Placement("host"))
 GATE = ("--num-required", "3", "--flush")
 REPLAY, PASSES = ("replay", *GATE), ("passes", *GATE)
 

@@ -18,9 +18,10 @@ from penstock.contrib.functional.embedding_tables import EmbeddingTables
 from penstock.model.updates import UPDATES
 from penstock.rows.bridge import backends, canary, program_cache, tensorcore
 from penstock.rows.bridge.mesh_selection import make_mesh
+from penstock.rows.bridge.row_format import WITHOUT_KERNEL
 from penstock.rows.bridge.sharding import Layout
 
-RULES = sorted(set(UPDATES) - {"user_defined_program"})
+RULES = sorted(set(UPDATES) - WITHOUT_KERNEL["sparsecore"])
 # Dims that fill registers, whose rows divide lines or do not.
 DIMS = (8, 16, 24, 32, 40, 64, 96, 120, 128)
 # Tables of two stacks, and one whose rows fill no registers.

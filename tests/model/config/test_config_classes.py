@@ -67,6 +67,8 @@ SLOTS = {
     "mdl_adagrad_light": {"accumulators": 0.1, "weights": 0.0, "benefits": 0.0},
     "frequency_aware_adagrad": {"accumulators": 0.0, "counters": 0.0},
     "row_wise_adagrad": {"accumulators": 0.1},
+    "torch_adagrad": {"sum": 0.0},
+    "partial_row_wise_adam": {"exp_avg": 0.0, "exp_avg_sq": 0.0},
 }
 
 
@@ -150,6 +152,12 @@ def test_numbers_of_a_rule_are_float32():
         ("ProximalAdagrad", {"l1": -1.0}, "l1 must be at least 0"),
         ("BoundedAdagrad", {"max_accumulator": -1.0}, "max_accumulator must be at least 0"),
         ("RowWiseAdagrad", {"initial_accumulator_value": 0.0}, "initial_accumulator_value must be > 0"),
+        ("RowWiseAdagrad", {"epsilon": -1e-8}, "epsilon must be at least 0, got -1e-08"),
+        ("TorchAdagrad", {"epsilon": -1e-10}, "epsilon must be > 0, got -1e-10"),
+        ("TorchAdagrad", {"lr_decay": -0.5}, "lr_decay must be at least 0, got -0.5"),
+        ("TorchAdagrad", {"initial_accumulator_value": -1.0}, "initial_accumulator_value must be at least 0"),
+        ("PartialRowWiseAdam", {"beta2": 1.0}, "beta2 must be at least 0 and below 1, got 1.0"),
+        ("PartialRowWiseAdam", {"epsilon": 0.0}, "epsilon must be > 0, got 0.0"),
         ("OnlineYogi", {"beta2": 1.5}, "beta2 must be"),
         ("ProximalYogi", {"epsilon": 0.0}, "epsilon must be > 0"),
         ("FrequencyEstimator", {"tau": 0.0}, "tau must be above 0 and below 1, got 0.0"),
@@ -209,6 +217,30 @@ def test_row_wise_adagrad_is_for_an_engine_config_only(tmp_path):
     (table,) = EmbeddingConfig.load(tmp_path / "c.pbtxt").tables
     assert (table.optimizer, table.slots) == (penstock.RowWiseAdagrad(0.25, 0.5), (("accumulators", 0.5),))
     assert table.rule.algorithm == "row_wise_adagrad"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (penstock.RowWiseAdagrad(0.25), "row_wise_adagrad {\n    }"),
+        (penstock.RowWiseAdagrad(0.25, 0.0, epsilon=0.5), "row_wise_adagrad {\n      epsilon: 0.5\n    }"),
+        (penstock.TorchAdagrad(0.25), "torch_adagrad {\n    }"),
+        (penstock.TorchAdagrad(0.25, 0.5, 0.75), "torch_adagrad {\n      epsilon: 0.75\n      lr_decay: 0.5\n    }"),
+        (penstock.PartialRowWiseAdam(0.25, beta2=0.5), "partial_row_wise_adam {\n      beta2: 0.5\n    }"),
+    ],
+)
+def test_a_file_has_the_numbers_of_our_own_optimizers_that_are_not_the_defaults(tmp_path, optimizer, text):
+    config_of(optimizer).save(tmp_path / "c.pbtxt")
+    written = " ".join((tmp_path / "c.pbtxt").read_text().split())
+    assert " ".join(text.split()) in written
+    (table,) = EmbeddingConfig.load(tmp_path / "c.pbtxt").tables
+    assert table.rule == config_of(optimizer).table("a").rule
+    assert table.slots == config_of(optimizer).table("a").slots
+
+
+def test_an_epsilon_that_float32_makes_0_is_refused():
+    with pytest.raises(penstock.ConfigError, match=r"table 'a': torch_adagrad.epsilon is 0; it must be above 0"):
+        config_of(penstock.TorchAdagrad(epsilon=1e-50))
 
 
 def test_a_users_program_is_of_this_process_only(tmp_path):

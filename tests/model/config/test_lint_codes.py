@@ -16,6 +16,7 @@ from penstock.model.config.lint.findings import RULES
 
 ROOT = Path(__file__).resolve().parents[3]
 
+WITHOUT = PLAIN.replace("adagrad { }", "")  # an optimizer, which the settings then have
 ADAM = "adam { beta1: 0.9 beta2: 0.999 epsilon: 1e-07 %s }"
 RANGE = "clipping_limits { lower { value: 0 } upper { value: %d } }"
 QUANTIZED = "simulated_quantization { enabled: true num_buckets: %d " + RANGE + " }"
@@ -54,6 +55,14 @@ CASES = [
     ("PS009", parameters("adagrad { } weight_decay_factor: inf"), "…weight_decay_factor"),
     ("PS009", parameters("adagrad { } clipping_limits { lower { value: nan } }"), "…clipping_limits"),
     ("PS009", parameters("adagrad { }", "constant: 1e39"), "…learning_rate.constant"),
+    ("PS009", settings("torch_adagrad { epsilon: nan }", WITHOUT), "table[0].torch_adagrad.epsilon"),
+    ("PS025", settings("torch_adagrad { epsilon: -1 }", WITHOUT), "table[0].torch_adagrad.epsilon"),
+    ("PS025", settings("partial_row_wise_adam { beta1: 1 }", WITHOUT), "table[0].partial_row_wise_adam.beta1"),
+    (
+        "PS018",
+        settings('row_wise_adagrad { } slot { name: "accumulators" initial_value: 0 }', WITHOUT),
+        "table[0].slot[0]",
+    ),
     ("PS010", parameters("adagrad { }", "dynamic { tag: 1 }"), "…learning_rate.dynamic.tag"),
     ("PS010", parameters("adagrad { }", "dynamic { tag: -1 }"), "…learning_rate.dynamic.tag"),
     (

@@ -1,5 +1,6 @@
 """The update equations by themselves: the order of the switches, what each must do exactly, NumPy against XLA."""
 
+import math
 from functools import partial
 
 import jax
@@ -146,6 +147,33 @@ def test_row_wise_adagrad_adds_the_mean_square_of_the_row():
     assert new.tolist() == [[-3.0, 0.0, -6.0]]
 
 
+@pytest.mark.parametrize("algorithm", ["row_wise_adagrad", "torch_adagrad"])
+def test_an_epsilon_is_added_to_the_root_of_the_sum(algorithm):
+    hyper = (("epsilon", 2.0),)
+    assert after(UpdateRule(algorithm, 1, hyper), 1.0, 3.0, 7.0, [16.0]) == [-2.0, 25.0]
+    assert after(UpdateRule(algorithm, 1, hyper), 1.0, 0.0, 7.0, [0.0]) == [1.0, 0.0]
+
+
+def test_partially_row_wise_adam_has_a_mean_of_the_row_and_corrects_both_moments():
+    rule = UpdateRule("partial_row_wise_adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 1.0)))
+    rate = rule.rate_at(0.5, 0)
+    assert rate == (0.5, 2.0, 2.0)  # 1/(1 - 0.5), 1/sqrt(1 - 0.75)
+    assert rule.rate_at(0.5, 1)[1:] == (1 / 0.75, 1 / math.sqrt(1 - 0.75**2))
+    g, zeros = np.float32([[3, 0, 6]]), np.zeros((1, 3), np.float32)
+    new, (m, v) = update(NUMPY, rule, np.float32(rate), g, zeros, (zeros, zeros[:, :1]))
+    assert (m.tolist(), v.tolist()) == ([[1.5, 0.0, 3.0]], [[3.75]])  # a quarter of 15, the mean of the squares
+    divisor = np.sqrt(np.float32(3.75)) * np.float32(2) + np.float32(1)
+    assert new.tolist() == (-np.float32([[1.5, 0.0, 3.0]]) / divisor).tolist()
+
+
+def test_a_decay_by_the_rate_takes_the_learning_rate_of_corrected_moments():
+    hyper = (("beta1", 0.5), ("beta2", 0.5), ("epsilon", 1.0))
+    rule = UpdateRule("partial_row_wise_adam", 2, hyper, weight_decay=0.25, decay_times_learning_rate=True)
+    zeros = np.zeros((1, 1), np.float32)
+    new, _ = update(NUMPY, rule, np.float32(rule.rate_at(0.5, 0)), zeros, np.float32([[2.0]]), (zeros, zeros))
+    assert new.tolist() == [[2.0 - 0.125 * 2.0]]
+
+
 def test_a_program_without_slots_may_give_its_weights_bare():
     rule = UpdateRule("user_defined_program", 0, program=lambda g, w: w - 2 * g)
     assert apply_once(rule, 1.0, 3.0) == -5.0
@@ -192,5 +220,6 @@ def test_xla_gives_numpys_bits_for_every_parameter_and_switch(algorithm, ulp):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 8, 128])
-def test_the_mean_over_a_row_has_numpys_bits_at_any_width(dim, ulp):
-    compare(ulp, ulp.rules("row_wise_adagrad", [{}]), dim, 0)
+@pytest.mark.parametrize("algorithm", ["row_wise_adagrad", "partial_row_wise_adam"])
+def test_the_mean_over_a_row_has_numpys_bits_at_any_width(algorithm, dim, ulp):
+    compare(ulp, ulp.rules(algorithm, [{}]), dim, 0)

@@ -29,8 +29,9 @@ engine_of = partial(engines.engine_of, dim=3, rows=ROWS)
 
 
 def stepped(engine, parts, ids, grads, name="t"):
+    """All parts of a table after the first step."""
     spec = engine.config.table(name)
-    return device_table.stepped(spec.rule, spec.learning_rate, parts, ids, grads)
+    return device_table.stepped(spec.rule, spec.rule.rate_at(spec.learning_rate, 0), parts, ids, grads)
 
 
 def some(rng, count, dim):

@@ -138,6 +138,6 @@ def test_the_report_names_the_tables_on_the_host_that_xla_updates_and_why():
     assert report.variants == {"program": "xla", "wide": "xla", "placed": "host", "plain": "host"}
     assert report.notes == (
         "table 'program': XLA updates the rows, since its rule is a program",
-        "table 'wide': XLA updates the rows, since a row of row-wise Adagrad has more than 4096 weights",
+        "table 'wide': XLA updates the rows, since a row with a mean of squares has more than 4096 weights",
     )
     assert report.device_problems == 0

@@ -16,6 +16,7 @@ OPTIMIZERS = {
     "adagrad": ps.Adagrad(0.1),
     "adam": ps.Adam(0.01, lazy_adam=True),
     "row-wise": ps.RowWiseAdagrad(0.1),
+    "partially row-wise": ps.PartialRowWiseAdam(0.1),
 }
 
 

@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from device_table import TEAM, bits, device_table, host_table, parts_of, some_rows, stepped
+from device_table import TEAM, bits, device_table, host_table, parts_of, rate_of, rule_of, some_rows, stepped
 from evidence import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,15 +72,15 @@ def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices,
     rng = np.random.default_rng(seed)
     table = host_table(mesh_of, rule, rows, dim, devices, mod, target=target)
     parts = [any_floats(rng, (rows, dim), scale[0])]
-    parts += [np.abs(any_floats(rng, (rows, rule.slot_dim(dim)), scale[1])) for _ in range(rule.num_slots)]
+    parts += [np.abs(any_floats(rng, (rows, n), scale[1])) for n in table.part_dims[1:]]
     for part, values in enumerate(parts):
         table.write(np.arange(rows), values, part)
     for _ in range(2):
         ids = rng.permutation(rows)[: rng.integers(0, rows + 1)]
         grads = any_floats(rng, (len(ids), dim), scale[2])
-        table.apply(ids, grads, lr)
+        table.apply(ids, grads, rate_of(rule, lr))
         if len(ids) or rule.non_lazy:
-            parts = stepped(rule, lr, parts, ids, grads)
+            parts = stepped(rule, rate_of(rule, lr), parts, ids, grads)
     for got, wanted in zip(parts_of(table), parts, strict=True):
         assert bits(got) == bits(wanted)
 
@@ -98,13 +98,14 @@ def test_with_pow_an_update_is_within_the_stated_bound(algorithm, ulp):
     [
         (UpdateRule("ftrl", 2, (("lr_power", -1.0), ("l2", 0.5))), 2000, 7),
         (UpdateRule("row_wise_adagrad", 1), 5, host_tables.MAX_SUMMED_DIM),
+        (rule_of("partial_row_wise_adam"), 5, host_tables.MAX_SUMMED_DIM),
     ],
-    ids=["a power of one", "the widest row-wise row"],
+    ids=["a power of one", "the widest row-wise row", "the widest row of partially row-wise Adam"],
 )
 def test_numpys_bits_at_the_limits_of_a_rule(rule, num_rows, dim, mesh_of):
     table, (ids, grads) = host_table(mesh_of, rule, num_rows, dim), some_rows(0, num_rows, num_rows, dim)
-    wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
-    table.apply(ids, grads, 0.1)
+    wanted = stepped(rule, rate_of(rule, 0.1), parts_of(table), ids, grads)
+    table.apply(ids, grads, rate_of(rule, 0.1))
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
 
 

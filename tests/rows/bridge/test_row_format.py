@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from device_table import bytes_of, rule_of, some_rows, started, table_of
+from device_table import bytes_of, rate_of, rule_of, some_rows, started, table_of
 from engines import engine_of
 from evidence import IS_EVIDENCE, examples
 from hypothesis import Phase, example, given
@@ -50,7 +50,7 @@ def test_packed_lines_hold_the_bits_of_rows_by_themselves(name, dim, mesh_of):
     plain, tiled = (started(table_of(mesh_of, rule, 700, dim, lanes=lanes)) for lanes in (1, 128))
     for step in range(2):
         for table in (plain, tiled):
-            table.apply(*some_rows(step, 90, 700, dim), 0.1)
+            table.apply(*some_rows(step, 90, 700, dim), rate_of(rule, 0.1))
     assert bytes_of(tiled) == bytes_of(plain)
 
 
@@ -98,12 +98,13 @@ def test_the_bits_that_mark_untouched_rows_are_never_stored(mesh_of):
     assert np.isnan(table.read(np.arange(100))).all()
 
 
-@pytest.mark.sampled("row_wise_adagrad-True")
+@pytest.mark.sampled("partial_row_wise_adam-True")
 @pytest.mark.parametrize("bfloat16", [False, True])
-@pytest.mark.parametrize("rule", ["adam", "row_wise_adagrad"])
-def test_copies_for_a_checkpoint_are_the_rows_of_every_part(rule, bfloat16, mesh_of):
-    table = started(table_of(mesh_of, rule_of(rule), 500, 3, 3, bfloat16=bfloat16))
-    table.apply(*some_rows(0, 400, 500, 3), 0.1)
+@pytest.mark.parametrize("name", ["adam", "row_wise_adagrad", "partial_row_wise_adam"])
+def test_copies_for_a_checkpoint_are_the_rows_of_every_part(name, bfloat16, mesh_of):
+    rule = rule_of(name)
+    table = started(table_of(mesh_of, rule, 500, 3, 3, bfloat16=bfloat16))
+    table.apply(*some_rows(0, 400, 500, 3), rate_of(rule, 0.1))
     ids = np.random.default_rng(1).permutation(500)[:77]
     copied = np.empty((77, sum(table.part_dims)), np.float32)
     table.copy_rows(ids, copied)()
@@ -114,7 +115,7 @@ def test_copies_for_a_checkpoint_are_the_rows_of_every_part(rule, bfloat16, mesh
 # ---- the kernel
 
 
-KERNELS = sorted(set(UPDATES) - {"row_wise_adagrad", "user_defined_program"})
+KERNELS = sorted(set(UPDATES) - BY_ROW)
 
 
 @pytest.fixture

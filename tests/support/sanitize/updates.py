@@ -16,6 +16,7 @@ import reference
 from sanitize.shapes import arrow_like
 
 from penstock.base.threads import ThreadTeam
+from penstock.model.updates.rule import ROW_SLOTS
 from penstock.pyx import update
 from penstock.pyx.accumulator import targets
 
@@ -48,8 +49,8 @@ class Tables:
         self.rule = update.TableRule(rule, numbers, dim=dim, non_lazy=non_lazy, target=target, **layout)
         self.plan_is_whole = devices == 1 and not mod
         # Each in separate memory: a guarded zone lies behind its last row.
-        slot_dim = 1 if rule == "row_wise_adagrad" else dim
-        self.dims = [dim, *[slot_dim] * (self.num_parts - 1)]
+        of_rows = ROW_SLOTS.get(rule, 0)
+        self.dims = [dim] * (self.num_parts - of_rows) + [1] * of_rows
         row = np.repeat(self.starts, self.dims).astype(np.float32)
         self.parts = [np.tile(row, (self.shards * self.per_shard, 1)) for _ in range(devices)]
         self.step = update.Step([self.rule], [part.reshape(-1) for part in self.parts])

@@ -47,11 +47,15 @@ def _legal(message: EngineConfig, written: Mapping[str, float], programs: Collec
     yield from _hosts(config)
     written_of: dict[str, dict[str, float]] = {}
     for path, number in written.items():
-        table_path, _, field = path.partition(".optimization_parameters.")
+        table_path, parameters, field = path.partition(".optimization_parameters.")
+        if not parameters:
+            table_path, _, field = path.partition(".")
         written_of.setdefault(table_path, {})[field] = number
     for table in table_messages(message):
         yield from refusals(table, programs)
-        yield from lint_table(table, written_of.get(f"table_descriptor[{table.index}]", {}))
+        settings = written_of.get(f"table[{table.settings_index}]", {})
+        own = {field: number for field, number in settings.items() if field.startswith(f"{table.algorithm}.")}
+        yield from lint_table(table, written_of.get(f"table_descriptor[{table.index}]", {}) | own)
 
 
 def _mode(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS022": ("error", "placement settings out of range or contradictory"),
     "PS023": ("error", "a name that is too long"),
     "PS024": ("error", "a column for a role that does not exist, given twice, or without a name"),
+    "PS025": ("error", "a number of penstock's own optimizers outside its range"),
     "PS101": ("warning", "mode is UNSPECIFIED"),
     "PS102": ("info", "mode is INFERENCE"),
     "PS103": ("warning", "a table that no feature uses"),
@@ -109,6 +110,7 @@ ADVICE: dict[str, str] = {
     ),
     "PS023": "Names of tables, features, slots and combiners have at most 1,024 bytes of UTF-8.",
     "PS024": "The roles are `id`, `gradient`, `table`, `step`, `contributor`, `learning_rates` and `time`.",
+    "PS025": "Keep to the range, as the classes do; omit the number for the default.",
     "PS101": "Set `mode: TRAINING`; TensorFlow refuses to run UNSPECIFIED.",
     "PS102": "Set `mode: TRAINING` if the tables are to change.",
     "PS103": "Add a feature that uses the table, or remove it; TensorFlow refuses it, row streams accept it.",
@@ -225,6 +227,13 @@ class Subject(NamedTuple):
 def subject_of_parameters(table: TableMessage) -> Subject:
     """Return the optimization parameters of a table as a subject."""
     return Subject(f"table_descriptor[{table.index}].optimization_parameters", f"table '{table.name}'")
+
+
+def subject_of_optimizer(table: TableMessage) -> Subject:
+    """Return the message of a table that has the message of its optimizer, as a subject."""
+    if table.settings.WhichOneof("optimizer") is None:
+        return subject_of_parameters(table)
+    return Subject(f"table[{table.settings_index}]", f"table '{table.name}'")
 
 
 def near(name: str, candidates: Iterable[str]) -> str:

@@ -12,7 +12,13 @@ from typing import Any
 
 from penstock.base.errors import ConfigError
 from penstock.model.config.engine_config_pb2 import EngineConfig
-from penstock.model.config.lint.findings import MAX_NAME_BYTES, Finding, Subject, subject_of_parameters
+from penstock.model.config.lint.findings import (
+    MAX_NAME_BYTES,
+    Finding,
+    Subject,
+    subject_of_optimizer,
+    subject_of_parameters,
+)
 from penstock.model.config.lint.settings_rules import broken_settings
 from penstock.model.config.proto_views import TableMessage, read_limits, table_messages
 from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
@@ -111,7 +117,7 @@ def _not_finite(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     for name, value in table.hyper_parameters.items():
         if not math.isfinite(value):
             field, fix = f"{table.algorithm}.{name}", "leave it out, or give a number that is finite in float32"
-            yield subject.finding("PS009", field, f"{field} is {value}", fix)
+            yield subject_of_optimizer(table).finding("PS009", field, f"{field} is {value}", fix)
 
 
 def _tags(tables: Sequence[TableMessage]) -> Iterator[Finding]:

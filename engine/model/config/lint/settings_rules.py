@@ -14,13 +14,13 @@ from penstock.model.config.dynamic import read_dynamic
 from penstock.model.config.engine_config_pb2 import EngineConfig, FeatureSettings, GateSettings, TableSettings
 from penstock.model.config.lint.findings import Finding, Nearest, Subject, near
 from penstock.model.config.placement import read_placement
-from penstock.model.config.proto_views import TableMessage
+from penstock.model.config.proto_views import TableMessage, set_numbers
 from penstock.model.config.tables import COMBINERS
 from penstock.model.frames import ROLES
-from penstock.model.updates import OPTIMIZERS, Optimizer, UserDefinedProgram
+from penstock.model.updates import OPTIMIZERS, OWN_OPTIMIZERS, Optimizer, UserDefinedProgram
 from penstock.model.updates.optimizer_class import POSITIVE
 
-SQUARES = {"accumulators", "velocities", "ms", "vs", "v", "updates"}
+SQUARES = {"accumulators", "velocities", "ms", "vs", "v", "updates", "sum", "exp_avg_sq"}
 
 
 def broken_settings(message: EngineConfig, tables: Sequence[TableMessage]) -> Iterator[Finding]:
@@ -81,6 +81,7 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
         seen.add(settings.name)
         yield from subject.unknown(settings, "storage_dtype", "use FLOAT32")
         yield from _initializer(subject, settings)
+        yield from _optimizer(Subject(subject.path, f"table '{settings.name}'"), settings)
         yield from _slots(subject, settings, algorithms[settings.name])
         yield from _dynamic(subject, settings)
         yield from _placement(Subject(f"table[{index}].placement", f"placement of table '{settings.name}'"), settings)
@@ -100,12 +101,22 @@ def _initializer(subject: Subject, settings: TableSettings) -> Iterator[Finding]
         yield subject.finding("PS017", chosen, f"uniform has min {message.min} > max {message.max}", "swap them")
 
 
+def _optimizer(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
+    """Check the numbers of penstock's own optimizers: TensorFlow's messages may have any."""
+    algorithm = settings.WhichOneof("optimizer")
+    for name, value in {} if algorithm is None else set_numbers(getattr(settings, algorithm)).items():
+        allowed, field = OPTIMIZERS[algorithm].range_of(name), f"{algorithm}.{name}"
+        if allowed is not None and allowed.excludes(value):
+            yield subject.finding("PS025", field, f"{field} is {value:g}", f"it must be {allowed.text}")
+
+
 def _slots(subject: Subject, settings: TableSettings, algorithm: str) -> Iterator[Finding]:
     kind = OPTIMIZERS.get(algorithm, Optimizer)
     slots = kind.slot_names
     # The update divides by the square root of such a first slot: a 0 turns a row with gradient 0 into NaN. FTRL solves
     # for the weight and accepts 0, which lint reports.
-    divides = algorithm != "ftrl" and kind.limits.get(kind.first_slot_argument or "") == POSITIVE
+    hyper_parameters = set_numbers(getattr(settings, algorithm)) if algorithm in OWN_OPTIMIZERS else {}
+    divides = algorithm != "ftrl" and kind.first_slot_range(hyper_parameters) == POSITIVE
     if algorithm == UserDefinedProgram.parameters_field:
         slots = tuple(f"Slot_{index}" for index in range(len(settings.slot)))
     seen: set[str] = set()
@@ -123,7 +134,9 @@ def _slots(subject: Subject, settings: TableSettings, algorithm: str) -> Iterato
             continue
         elif divides and slot.name == slots[0] and start <= 0:
             problem = f"initial_accumulator_value must be > 0, got {start}: the update divides by its root"
-            yield subject.finding("PS018", field, problem, "use 0.1, TensorFlow's default")
+            own = algorithm in OWN_OPTIMIZERS
+            fix = "use 0.1, the default, or set an epsilon" if own else "use 0.1, TensorFlow's default"
+            yield subject.finding("PS018", field, problem, fix)
         elif slot.name in SQUARES and start < 0:
             problem = f"slot '{slot.name}' starts at {start}, but holds a mean or sum of squares"
             yield subject.finding("PS018", field, problem, "start it at 0 or above")
