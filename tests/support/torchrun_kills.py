@@ -49,6 +49,7 @@ if os.path.exists("model.pt"):
     dense.load_state_dict(state["dense"])
     opt.load_state_dict(state["opt"])
     first = state["next"]
+distributed.barrier()  # all have looked for it before the first rank saves one
 for number in range(first, {STEPS}):
     if rank == 0 and number % 5 == 0:
         torch.save({{"dense": dense.state_dict(), "opt": opt.state_dict(), "next": number}}, "model.part")
