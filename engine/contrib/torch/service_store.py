@@ -22,7 +22,7 @@ import pyarrow as pa
 import penstock.base.forks as forks
 from penstock.base.errors import ConfigError, InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
-from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
+from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableContents, TableInfo
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.model.version import Version
@@ -152,8 +152,15 @@ class ServiceStore(Store):
         self._clients.append(client)
         return client
 
-    def whole(self, table: str) -> Float32:
-        return self._limited(lambda: self._client.table(table).rows, f"table '{table}'")
+    def contents(self, names: Sequence[str]) -> dict[str, TableContents]:
+        def fetch() -> dict[str, TableContents]:
+            while True:
+                check_awaited()
+                tables = {name: self._client.table(name) for name in names}
+                if len({table.version for table in tables.values()}) <= 1:  # else it has stepped between two of them
+                    return {name: TableContents(table.rows, table.keys) for name, table in tables.items()}
+
+        return self._limited(fetch, f"tables of one step: {listed(names)}")
 
     # ---- gradients in
 

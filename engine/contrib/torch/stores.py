@@ -73,6 +73,13 @@ class Pulled(NamedTuple):
     version: Version
 
 
+class TableContents(NamedTuple):
+    """All rows of a table. rows : float32, shape (n, dim); keys : of a dynamic table, those of the rows, else None"""
+
+    rows: Float32
+    keys: Array | None
+
+
 class Block(NamedTuple):
     """A part of a frame: the gradient rows of one or several tables, one table after the other.
 
@@ -282,8 +289,8 @@ class Store(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def whole(self, table: str) -> Float32:
-        """Return all rows of a static table, float32, shape (vocabulary_size, dim)."""
+    def contents(self, names: Sequence[str]) -> dict[str, TableContents]:
+        """Return all rows of tables as a forward pass sees them, of one step."""
 
     @abstractmethod
     def reference(self) -> dict[str, str]:
@@ -340,8 +347,15 @@ class EngineStore(Store):
     def make_durable(self) -> None:
         """Do nothing: the caller saves the engine."""
 
-    def whole(self, table: str) -> Float32:
-        return self._engine.retrieve_parameters(table)["parameters"]
+    def contents(self, names: Sequence[str]) -> dict[str, TableContents]:
+        engine, contents = self._engine, {}
+        with engine.still():
+            for name in names:
+                num_rows = self.tables[name].num_rows
+                keys = engine.keys(name).to_numpy() if num_rows is None else None
+                ids = np.arange(num_rows) if keys is None else keys
+                contents[name] = TableContents(engine.lookup(name, ids, forward=True), keys)
+        return contents
 
     def reference(self) -> dict[str, str]:
         last = self._engine.session.last
