@@ -353,7 +353,7 @@ class EngineStore(Store):
             for name in names:
                 num_rows = self.tables[name].num_rows
                 keys = engine.keys(name).to_numpy() if num_rows is None else None
-                ids = np.arange(num_rows) if keys is None else keys
+                ids = keys if num_rows is None else np.arange(num_rows)
                 contents[name] = TableContents(engine.lookup(name, ids, forward=True), keys)
         return contents
 
