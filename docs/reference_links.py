@@ -55,7 +55,8 @@ def take_parameters(obj: Any, parameters: list[griffe.Parameter]) -> None:
 def parameter(given: inspect.Parameter) -> griffe.Parameter:
     """A parameter of ``inspect`` as one of griffe."""
     annotation = None if given.annotation is given.empty else str(given.annotation)
-    default = None if given.default is given.empty else repr(given.default)
+    value = given.default
+    default = None if value is given.empty else value.__name__ if inspect.isfunction(value) else repr(value)
     kind = griffe.ParameterKind[given.kind.name.lower()]
     return griffe.Parameter(given.name, annotation=annotation, kind=kind, default=default)
 

@@ -1,6 +1,6 @@
 """A plain NumPy update engine, one row at a time, written from the docs alone: it imports nothing of penstock."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -108,6 +108,7 @@ class Engine:
     schedules: dict = field(default_factory=dict)
     global_step: int = 0
     accumulated: list = field(default_factory=list)  # frames since the last step
+    sums: dict = field(default_factory=lambda: defaultdict(dict))  # table → those of the accumulated frames, by id
     last_rates: dict = field(default_factory=dict)
     deltas: list = field(default_factory=list)  # (table, step, id, row) of every row that a step changed
 
@@ -132,6 +133,7 @@ class Engine:
             changed = [(name, self.global_step + 1, i, table.weights[i].tolist()) for i in sorted(gradients)]
             self.deltas.extend(changed)
         self.accumulated = []
+        self.sums.clear()
         self.global_step += 1
 
     def lookups_of(self, frame):
@@ -146,6 +148,19 @@ class Engine:
                 results += feature_lookups
                 truncated += num_truncated
         return results, truncated
+
+    @np.errstate(all="ignore")
+    def overflowing(self, frame_lookups):
+        """Return the good lookups with which a sum leaves the finite range, and the sums without them."""
+        refused, sums = [], defaultdict(dict, {name: dict(of_table) for name, of_table in self.sums.items()})
+        for lookup in frame_lookups:
+            if not lookup.reason:
+                total = sums[lookup.table].get(lookup.id, np.float32(-0.0)) + lookup.gradient
+                if np.isfinite(total).all():
+                    sums[lookup.table][lookup.id] = total
+                else:
+                    refused.append(lookup)
+        return refused, sums
 
     def run(self, frames, drops_bad_rows=False, call_rates=None, flush=False):
         """Apply frames of ``split_frames``. Return counts and bad lookups. Raises BadFrameError.
@@ -165,9 +180,15 @@ class Engine:
             if self.is_stale(example.step):
                 counts["stale"] += 1
                 continue
+            refused, sums = self.overflowing(frame_lookups)
+            over = [lookup._replace(reason="sum_not_finite") for lookup in refused]
+            if over and not drops_bad_rows:
+                raise BadFrameError(number, over[:1])
+            bad_rows += over
+            self.sums = sums
             rows = {}
             for lookup in frame_lookups:
-                if not lookup.reason:
+                if not lookup.reason and not any(lookup is each for each in refused):
                     rows.setdefault(lookup.table, []).append((lookup.id, lookup.gradient))
             rates = dict(enumerate(example.rates or [])) | (call_rates or {})
             counts["steps"] += self.push(rows, rates)

@@ -101,6 +101,8 @@ class Job:
         for process in self.workers:
             if process.wait(max(0.1, end_s - time.monotonic())):
                 raise RuntimeError(f"a worker ended with {process.returncode}")
+        with connect(self.uri, patience_s=LIMIT_S) as client:
+            client.status()  # a service that has only just been started would end by the signal without a word
         self.service.send_signal(signal.SIGTERM)
         out, _ = self.service.communicate(timeout=LIMIT_S)
         return json.loads(out.decode().splitlines()[-1])

@@ -131,10 +131,15 @@ class Process:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        if self.process.poll() is None:
+    def __exit__(self, _kind=None, error=None, _traceback=None):
+        code = self.process.poll()
+        if code is None:
             self.process.kill()
-            self.process.communicate()
+        if not self.process.stderr.closed:  # otherwise the test has read all of it
+            _, err = self.process.communicate()
+            if error is not None:
+                state = "still ran" if code is None else f"had ended with {code}"
+                error.add_note(f"the service {state}; on stderr it wrote: {err or 'nothing'}")
 
 
 def self_signed(folder):

@@ -79,8 +79,9 @@ class KernelSums:
         order = np.argsort(total.ids)
         # take, not total.sums[order], which raises SystemError when memory runs out.
         ids, values = total.ids[order], total.sums.take(order, axis=0)
-        if mean:
-            values /= self._accumulator.counts()[order].astype(values.dtype)[:, None]
+        if mean:  # one divisor per value: NumPy 2.4 crashes where it has no memory to broadcast a column of them
+            counts = self._accumulator.counts()[order].astype(values.dtype)
+            np.divide(values.ravel(), np.repeat(counts, values.shape[1]), out=values.ravel())
         self._accumulator.drain()
         return ids, values
 

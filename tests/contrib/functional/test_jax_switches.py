@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import penstock as ps
 from penstock.contrib.functional import EmbeddingTables
@@ -110,6 +111,8 @@ def switch(request, tmp_path):
     jax.config.update(request.param, value)
     yield request.param
     jax.config.update(request.param, before)
+    if request.param == "jax_compilation_cache_dir":
+        compilation_cache.reset_cache()  # JAX goes on with the cache that it opened
 
 
 @pytest.mark.sampled("jax_numpy_rank_promotion")

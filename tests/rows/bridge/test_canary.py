@@ -258,8 +258,8 @@ def test_the_doctor_runs_the_canaries_and_reports_the_variant_that_is_used(on_tp
     on_tpu(Kernel)
     assert "steps by 'pallas' (SGD, Adagrad, Adam, FTRL)" in doctor.devices().found
 
-    def only_adam_fails(mesh, rule, line, compact):
-        return Kernel(mesh, rule, line, compact, moves=rule.algorithm == "adam")
+    def only_adam_fails(mesh, rule, *shape):
+        return Kernel(mesh, rule, *shape, moves=rule.algorithm == "adam")
 
     on_tpu(only_adam_fails)
     shutil.rmtree(canary.verdicts())
