@@ -289,8 +289,8 @@ class FlightServer(AnsweringServer):
 
 def _names(request: dict[str, Any], *fields: str) -> tuple[str, ...]:
     """Return texts of a request. Raises UsageError."""
-    values = tuple(request.get(field) for field in fields)
-    if not all(isinstance(value, str) for value in values):
+    values = tuple(value for field in fields if isinstance(value := request.get(field), str))
+    if len(values) < len(fields):
         raise UsageError(f"expected the texts {', '.join(fields)}")
     return values
 
