@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from penstock.base.errors import StateError, UsageTypeError, listed
+from penstock.base.errors import StateError, UsageError, UsageTypeError, listed
 from penstock.checkpoint.arrays import SavedTables
 from penstock.contrib.torch.jagged import Jagged, JaggedTensor, KeyedTensor, jagged_features
 from penstock.contrib.torch.modules import Embedding, EmbeddingBag, StoreModule
@@ -42,14 +42,15 @@ def materialized(model: torch.nn.Module, version: str | os.PathLike[str] | None 
     -------
     torch.nn.Module
         For ``torch.export``, AOTInductor and ``torch.save``. Modules that read one table share its rows. The copy has
-        the device, dtypes and ``training`` of the model.
+        the device, dtypes, hooks and ``training`` of the model, and its rows require a gradient unless all of their
+        modules freeze them. A DistributedDataParallel becomes the module inside it.
 
     Raises
     ------
     UsageTypeError
-        If ``model`` is no module.
+        If ``model`` is no module; or if a class derived from a module of penstock replaces ``forward``.
     StateError
-        If the version is damaged, or lacks a table of the model.
+        If the version is damaged or not retained, or lacks a table of the model.
 
     Warns
     -----
@@ -59,10 +60,14 @@ def materialized(model: torch.nn.Module, version: str | os.PathLike[str] | None 
     Notes
     -----
     Of a dynamic table, the module looks keys up: ``keys`` are the table's, ascending, and row i of ``rows`` belongs to
-    key i; the last row is that of all other keys. Expired keys have none.
+    key i; the last row is that of all other keys. Expired keys have none; of a service, they keep their rows until they
+    are swept. Unsigned keys are there as int64 of the same bits.
 
-    A collection takes a dict of feature → (values, offsets[, weights]) in an exported program. ``torch.save`` of a
-    model with collections refers to their classes, so that loading it needs penstock; an exported program does not.
+    Ids are integers as torch's modules take them, int32 or int64 (of a dynamic table, of any type), on the device of
+    the copy. A collection takes a dict of feature → (values, offsets[, weights]) in an exported program.
+
+    An exported program needs no penstock. What ``torch.save`` writes refers to classes by name: to those of the model,
+    and for collections to penstock's; load it with the same version of penstock.
 
     Examples
     --------
@@ -78,27 +83,51 @@ def materialized(model: torch.nn.Module, version: str | os.PathLike[str] | None 
     if not isinstance(model, torch.nn.Module):
         raise UsageTypeError(f"materialized: expected a torch.nn.Module, got {type(model).__name__}")
     parts = [part for part in model.modules() if isinstance(part, StoreModule)]
-    stores = list({id(part.store): part.store for part in parts}.values())
-    tables = {
-        id(store): _contents(
-            store, sorted({name for part in parts if part.store is store for name in part.table_names()}), version
-        )
-        for store in stores
-    }
+    for part in parts:
+        _check(part)
+    stores = {id(part.store): part.store for part in parts}
+    tables: dict[int, dict[str, _Table]] = {}
+    for key, store in stores.items():
+        names = sorted({name for part in parts if part.store is store for name in part.table_names()})
+        tables[key] = _tables(store, names, version)
     # deepcopy takes what its memo has for an object, and copies all else: shared modules stay shared.
-    memo: dict[int, Any] = {id(store): None for store in stores}
+    memo: dict[int, Any] = {id(each): None for store in stores.values() for each in (store, store.engine)}
     weights: dict[Any, Any] = {}
     for part in parts:
-        twin = _twin(part, _Rows(tables[id(part.store)], weights, part.like, id(part.store)))
-        memo[id(part)] = twin.train(part.training)
+        memo[id(part)] = _twin(part, _Rows(tables[id(part.store)], weights, part)).train(part.training)
+    for part in parts:
+        hooks = {name: value for name, value in vars(part).items() if name.startswith("_forward")}
+        vars(memo[id(part)]).update(copy.deepcopy(hooks, memo))
+    for part in reversed(list(model.modules())):  # inner ones first
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            memo[id(part)] = copy.deepcopy(part.module, memo)
     copied: torch.nn.Module = copy.deepcopy(model, memo)
     return copied
 
 
-def _contents(
-    store: Store, names: Sequence[str], version: str | os.PathLike[str] | None
-) -> dict[str, tuple[TableContents, Float32]]:
-    """Return every table, and the row of keys without a row."""
+class _Table(NamedTuple):
+    """What a table has. default : the row of keys without a row, float32 (dim,)"""
+
+    contents: TableContents
+    default: Float32
+
+
+def _check(part: StoreModule) -> None:
+    """Raise UsageTypeError for a module that does other things than its class of penstock."""
+    kind = next(
+        kind
+        for kind in (EmbeddingBag, Embedding, EmbeddingBagCollection, EmbeddingCollection)
+        if isinstance(part, kind)
+    )
+    if getattr(part.forward, "__func__", None) is not kind.forward:
+        raise UsageTypeError(
+            f"materialized: {type(part).__name__} replaces the forward of {kind.__name__}, which the copy would lack; "
+            f"call a plain {kind.__name__} from a module around it"
+        )
+
+
+def _tables(store: Store, names: Sequence[str], version: str | os.PathLike[str] | None) -> dict[str, _Table]:
+    """Return tables by name."""
     if version is None:
         contents = store.contents(names)
     else:
@@ -111,8 +140,13 @@ def _contents(
                 raise StateError(
                     f"{os.fspath(version)}: table '{name}' has dim {saved_dim}, and the model expects {dim}"
                 )
-        contents = {name: TableContents(saved.parts(name)[WEIGHTS], saved.keys(name)) for name in names}
-    return {name: (table, _default_row(store, name, table.keys)) for name, table in contents.items()}
+        contents = {
+            name: TableContents(store.seen(name, saved.parts(name)[WEIGHTS]), saved.keys(name)) for name in names
+        }
+    tables = {}
+    for name, table in contents.items():
+        tables[name] = _Table(table, _default_row(store, name, table.keys))
+    return tables
 
 
 def _default_row(store: Store, name: str, keys: Array | None) -> Float32:
@@ -120,7 +154,8 @@ def _default_row(store: Store, name: str, keys: Array | None) -> Float32:
     zeros = np.zeros(store.tables[name].dim, np.float32)
     if keys is None or store.tables[name].num_rows is not None:
         return zeros
-    probes = np.setdiff1d(np.arange(_PROBES, _PROBES + len(keys) + 2).astype(keys.dtype), keys)[:2]
+    begin, end = np.searchsorted(keys, np.array([_PROBES, _PROBES + len(keys) + 2], keys.dtype))
+    probes = np.setdiff1d(np.arange(_PROBES, _PROBES + (end - begin) + 2).astype(keys.dtype), keys[begin:end])[:2]
     first, second = store.pull({name: probes}).rows[name]
     if np.array_equal(first, second):
         return np.array(first)
@@ -133,34 +168,43 @@ def _default_row(store: Store, name: str, keys: Array | None) -> Float32:
 
 
 class _Rows(NamedTuple):
-    """The tables of a store for one module. weights : those that other modules have; like : device and type"""
+    """The tables of a store for one of its modules. weights : rows and keys that modules have already"""
 
-    tables: Mapping[str, tuple[TableContents, Float32]]
+    tables: Mapping[str, _Table]
     weights: dict[Any, Any]
-    like: torch.Tensor
-    store: int
+    part: StoreModule
 
-    def lookup(self, table: str, bag: dict[str, Any] | None = None, padding: int | None = None) -> torch.nn.Module:
-        """Return the module of a table. bag : arguments of torch's EmbeddingBag; None: an Embedding"""
-        contents, default = self.tables[table]
-        key = self.store, table, self.like.device, self.like.dtype, padding
-        if key not in self.weights:
-            self.weights[key] = self._tensors(contents, default, padding)
-        rows, keys = self.weights[key]
+    def embedding(self, table: str, padding: int | None = None, **options: Any) -> torch.nn.Module:
+        """Return torch's Embedding over a table, or what is like it. options : arguments of torch's class"""
+        rows, keys = self._shared(table, padding)
         if keys is None:
-            if bag is not None:
-                return torch.nn.EmbeddingBag(*rows.shape, padding_idx=padding, _weight=rows, **bag)
-            return torch.nn.Embedding(*rows.shape, padding, _weight=rows)
-        place = None if padding is None else int((keys == padding).nonzero()[0, 0])
-        module = KeyedRows(keys, rows, place) if bag is None else KeyedBag(keys, rows, place, bag)
-        graph = torch.fx.symbolic_trace(module)
-        for node in graph.graph.nodes:
-            node.type = None  # an annotation as a text, which a pickle cannot refer to
-        graph.recompile()
-        return graph
+            return _with_weight(torch.nn.Embedding(*rows.shape, padding, _weight=rows, **options), rows)
+        return _as_graph(KeyedRows(keys, rows, {"padding_idx": _place(keys, padding), **options}))
 
+    def bag(self, table: str, padding: int | None = None, **options: Any) -> torch.nn.Module:
+        """Return torch's EmbeddingBag over a table, or what is like it. options : arguments of torch's class"""
+        # Torch skips the padding in a bag, so that it needs no row of zeros; but a key needs a row to be skipped by.
+        is_dynamic = self.tables[table].contents.keys is not None
+        rows, keys = self._shared(table, padding if is_dynamic else None)
+        if keys is None:
+            bag = torch.nn.EmbeddingBag(*rows.shape, padding_idx=padding, _weight=rows, **options)
+            return _with_weight(bag, rows)
+        return _as_graph(KeyedBag(keys, rows, {"padding_idx": _place(keys, padding), **options}))
+
+    def _shared(self, table: str, padding: int | None) -> tuple[torch.nn.Parameter, torch.Tensor | None]:
+        """Return rows, and of a dynamic table the keys, which all modules share that have the same in common."""
+        like = self.part.like
+        key = id(self.part.store), table, like.device, like.dtype, padding
+        if key not in self.weights:
+            self.weights[key] = self._tensors(*self.tables[table], like, padding)
+        rows, keys = self.weights[key]
+        if table not in self.part.frozen:
+            rows.requires_grad_(True)
+        return rows, keys
+
+    @staticmethod
     def _tensors(
-        self, contents: TableContents, default: Float32, padding: int | None
+        contents: TableContents, default: Float32, like: torch.Tensor, padding: int | None
     ) -> tuple[torch.nn.Parameter, torch.Tensor | None]:
         """Return the rows, and of a dynamic table its keys in the order of their bits as int64, and the default row."""
         rows, keys = contents.rows, None
@@ -169,37 +213,50 @@ class _Rows(NamedTuple):
             if padding is not None and padding not in keys:
                 keys, rows = np.append(keys, padding), np.concatenate([rows, np.zeros((1, rows.shape[1]), rows.dtype)])
             order = np.argsort(keys)
-            keys, rows = (
-                torch.from_numpy(keys[order]).to(self.like.device),
-                np.concatenate([rows[order], default[None]]),
-            )
-        weight = torch.tensor(rows).to(self.like.device, self.like.dtype)
+            keys = torch.from_numpy(keys[order]).to(like.device)
+            rows = np.concatenate([rows[order], default[None]])
+        weight = torch.tensor(rows).to(like.device, like.dtype)
         if padding is not None:  # which reads as zeros
-            weight[padding if keys is None else int((keys == padding).nonzero()[0, 0])] = 0
-        return torch.nn.Parameter(weight), keys
+            weight[padding if keys is None else _place(keys, padding)] = 0
+        return torch.nn.Parameter(weight, requires_grad=False), keys
+
+
+def _with_weight(module: torch.nn.Module, rows: torch.nn.Parameter) -> torch.nn.Module:
+    """Return a module of torch whose parameter is these rows, and not another one of the same memory."""
+    module.weight = rows
+    return module
+
+
+def _as_graph(module: torch.nn.Module) -> torch.fx.GraphModule:
+    """Return a module as a graph, which a pickle contains as code and without penstock's class."""
+    graph = torch.fx.symbolic_trace(module)
+    for node in graph.graph.nodes:
+        node.type = None  # an annotation as a text, which a pickle cannot refer to
+    graph.recompile()
+    return graph
+
+
+def _place(keys: torch.Tensor, padding: int | None) -> int | None:
+    return None if padding is None else int((keys == padding).nonzero()[0, 0])
 
 
 class KeyedRows(torch.nn.Module):  # type: ignore[misc]
-    """The rows of a dynamic table by key. keys : int64 (n,), ascending; rows : (n + 1, dim), the last of other keys"""
+    """The rows of a dynamic table by key.
 
-    def __init__(self, keys: torch.Tensor, rows: torch.nn.Parameter, padding: int | None) -> None:
+    keys : int64 (n,), ascending; rows : (n + 1, dim), the last of other keys; options : of torch's function
+    """
+
+    def __init__(self, keys: torch.Tensor, rows: torch.nn.Parameter, options: dict[str, Any]) -> None:
         super().__init__()
         self.register_buffer("keys", keys)
-        self.rows, self.padding = rows, padding
+        self.rows, self.options = rows, options
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        return functional.embedding(input=places_of(self.keys, input), weight=self.rows, padding_idx=self.padding)
+        return functional.embedding(places_of(self.keys, input), self.rows, **self.options)
 
 
-class KeyedBag(torch.nn.Module):  # type: ignore[misc]
-    """Bags over a dynamic table. keys, rows, padding : as for ``KeyedRows``; options : of torch's EmbeddingBag"""
-
-    def __init__(
-        self, keys: torch.Tensor, rows: torch.nn.Parameter, padding: int | None, options: dict[str, Any]
-    ) -> None:
-        super().__init__()
-        self.register_buffer("keys", keys)
-        self.rows, self.padding, self.options = rows, padding, options
+class KeyedBag(KeyedRows):
+    """Bags over a dynamic table."""
 
     def forward(
         self,
@@ -212,13 +269,13 @@ class KeyedBag(torch.nn.Module):  # type: ignore[misc]
             self.rows,
             offsets,
             per_sample_weights=per_sample_weights,
-            padding_idx=self.padding,
             **self.options,
         )
 
 
 def places_of(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return for every id the index of its row; that of the last row, if it is no key."""
+    torch._assert(ids.is_floating_point() == False, "ids: expected integers")  # noqa: E712, SLF001
     wanted = ids.to(torch.int64)  # of uint64, the same bits
     if not len(keys):
         return wanted * 0
@@ -253,8 +310,10 @@ class MaterializedBagCollection(_MaterializedCollection):
         pooled = []
         for feature, _, table in self.outputs:
             values, offsets, weights = jagged[feature]
-            offsets = offsets.to(values.device, values.dtype)
-            pooled.append(self.tables[table](values, offsets, weights if self.weighted else None))
+            if self.weighted and weights is None:
+                raise UsageError(f"feature '{feature}': is_weighted=True needs weights")
+            weights = weights.to(next(self.tables[table].parameters())) if self.weighted else None
+            pooled.append(self.tables[table](values, offsets.to(values.device, values.dtype), weights))
         return KeyedTensor([name for _, name, _ in self.outputs], pooled)
 
 
@@ -272,24 +331,25 @@ class MaterializedCollection(_MaterializedCollection):
         result = {}
         for feature, name, table in self.outputs:
             values, offsets, _ = jagged[feature]
-            result[name] = JaggedTensor(self.tables[table](values), offsets, values if self.indexed else None)
+            rows = self.tables[table](values)
+            indices = values.to(rows.device) if self.indexed else None
+            result[name] = JaggedTensor(rows, offsets.to(rows.device), indices)
         return result
 
 
 def _twin(part: StoreModule, rows: _Rows) -> torch.nn.Module:
     """Return what replaces a module."""
     if isinstance(part, EmbeddingBag):
-        return rows.lookup(
-            part.table, {"mode": part.mode, "include_last_offset": part.include_last_offset}, part.padding_idx
-        )
+        options = {"mode": part.mode, "include_last_offset": part.include_last_offset}
+        return rows.bag(part.table, part.padding_idx, scale_grad_by_freq=part.scale_grad_by_freq, **options)
     if isinstance(part, Embedding):
-        return rows.lookup(part.table, None, part.padding_idx)
+        return rows.embedding(part.table, part.padding_idx, scale_grad_by_freq=part.scale_grad_by_freq)
     if isinstance(part, EmbeddingBagCollection):
         bags = {
-            config.name: rows.lookup(config.name, {"mode": part.mode_of(config), "include_last_offset": True})
+            config.name: rows.bag(config.name, mode=part.mode_of(config), include_last_offset=True)
             for config in part.embedding_bag_configs()
         }
         return MaterializedBagCollection(bags, part.outputs(), part.is_weighted())
     assert isinstance(part, EmbeddingCollection)
-    lookups = {config.name: rows.lookup(config.name) for config in part.embedding_configs()}
+    lookups = {config.name: rows.embedding(config.name) for config in part.embedding_configs()}
     return MaterializedCollection(lookups, part.outputs(), part.need_indices())

@@ -132,6 +132,11 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
     @property
+    def frozen(self) -> frozenset[str]:
+        """The tables whose rows this module freezes."""
+        return frozenset(self._frozen)
+
+    @property
     def like(self) -> torch.Tensor:
         """A tensor of the device and type of the results."""
         return self._like
@@ -152,7 +157,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UsageTypeError(
             f"cannot pickle or copy '{type(self).__name__}': its rows are in {self.store!r}; save state_dict() and the "
-            "tables, or copy what materialize() returns"
+            "tables, or copy what penstock.torch.materialized returns, which reaches modules in a torch.nn.ModuleList, "
+            "but none in a list"
         )
 
 

@@ -67,20 +67,21 @@ def config_of(missing="zero", initializer=None):
     )
 
 
-def inputs_of(seed, new_keys=False):
+def inputs_of(seed, new_keys=False, batch=3):
     rng = np.random.default_rng(seed)
+    offsets = [0, 2, 2, *range(5, batch + 3)]  # an empty bag among others
 
     def pair(ids):
-        return torch.tensor(ids), torch.tensor([0, 2, 2, 5])
+        return torch.tensor(ids), torch.tensor(offsets)
 
-    pages = rng.integers(0, 40, 8) * 2**40 - 7
+    pages = rng.integers(0, 40, offsets[-1] + batch) * 2**40 - 7
     features = {
-        "clicked": pair(rng.integers(0, 50, 5)),
-        "bought": pair(rng.integers(0, 50, 5)),
-        "seen": pair(rng.integers(0, 9, 5)),
-        "visited": pair(pages[:5] + new_keys),
+        "clicked": pair(rng.integers(0, 50, offsets[-1])),
+        "bought": pair(rng.integers(0, 50, offsets[-1])),
+        "seen": pair(rng.integers(0, 9, offsets[-1])),
+        "visited": pair(pages[: offsets[-1]] + new_keys),
     }
-    return torch.tensor(rng.random((3, 3), np.float32)), features, torch.tensor(pages[5:])
+    return torch.tensor(rng.random((batch, 3), np.float32)), features, torch.tensor(pages[offsets[-1] :])
 
 
 def trained(engine_or_uri, steps=6):
@@ -99,6 +100,19 @@ def served(kind, path, inputs, tmp_path):
     torch.save(inputs, tmp_path / "inputs.pt")
     subprocess.run([sys.executable, "-c", SERVE, kind, str(path), str(tmp_path / "inputs.pt")], check=True)
     return torch.load(f"{path}.out")
+
+
+def test_a_program_takes_batches_of_any_size_in_a_process_without_penstock(tmp_path):
+    model = trained(ps.Engine(config_of())).eval()
+    batch, size = torch.export.Dim("batch"), torch.export.Dim.DYNAMIC
+    pairs = dict.fromkeys(("clicked", "bought", "seen", "visited"), ({0: size}, {0: batch + 1}))
+    with torch.no_grad():
+        program = torch.export.export(
+            pt.materialized(model), inputs_of(3), dynamic_shapes=({0: batch}, pairs, {0: batch})
+        )
+        torch.export.save(program, tmp_path / "model.pt2")
+        inputs = inputs_of(4, batch=7)
+        assert torch.equal(served("export", tmp_path / "model.pt2", inputs, tmp_path), model(*inputs))
 
 
 @pytest.mark.parametrize("missing", ["zero", "initial"])
@@ -141,8 +155,9 @@ def test_a_version_gives_the_rows_of_a_commit(tmp_path):
     engine.apply({"user": (np.arange(50), np.ones((50, 4), np.float32)), **pages})
     assert torch.equal(pt.materialized(model, tmp_path / "run@good")(*inputs), expected)
     assert not torch.equal(pt.materialized(model)(*inputs), expected)
-    with pytest.raises(ps.StateError, match="no tag 'goood'; did you mean 'good'"):
-        pt.materialized(model, tmp_path / "run@goood")
+    for version, problem in {"goood": "no tag 'goood'; did you mean 'good'", "7": "no commit of step 7"}.items():
+        with pytest.raises(ps.StateError, match=problem):
+            pt.materialized(model, tmp_path / f"run@{version}")
 
 
 @pytest.mark.parametrize(
@@ -186,8 +201,9 @@ def test_a_saved_module_loads_where_penstock_is_absent(kind, padding, mode, tmp_
 def test_keys_that_read_random_rows_read_zeros_after_a_warning():
     engine = ps.Engine(config_of("initial"))
     embedding = pt.Embedding(64, 4, table="page", store=pt.store(engine))
-    with pytest.warns(UserWarning, match="table 'page': keys without a row read zeros .* missing: ZERO"):
+    with pytest.warns(UserWarning, match="table 'page': keys without a row read zeros .* missing: ZERO") as warned:
         deployed = pt.materialized(embedding)
+    assert [warning.filename for warning in warned] == [__file__]
     assert deployed(torch.tensor([5])).tolist() == [[0.0] * 4]
 
 
