@@ -284,11 +284,18 @@ def places_of(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 class _MaterializedCollection(torch.nn.Module):  # type: ignore[misc]
-    """A collection over torch's modules. outputs : (feature, name in the result, table)"""
+    """A collection over torch's modules. outputs : (feature, name in the result, table; as attribute, its key)"""
 
     def __init__(self, tables: Mapping[str, torch.nn.Module], outputs: Sequence[tuple[str, str, str]]) -> None:
         super().__init__()
-        self.tables, self.outputs = torch.nn.ModuleDict(tables), list(outputs)
+        self.tables = torch.nn.ModuleDict()
+        keys: dict[str, str] = {}  # of every table; a name may have a dot, or be that of a method of ModuleDict
+        for name, module in tables.items():
+            keys[name] = name.replace(".", "_")
+            while hasattr(self.tables, keys[name]):
+                keys[name] += "_"
+            self.tables[keys[name]] = module
+        self.outputs = [(feature, name, keys[table]) for feature, name, table in outputs]
 
     def _jagged(self, features: Any) -> dict[str, Jagged]:
         if isinstance(features, Mapping) and torch.compiler.is_exporting():  # offsets have no values to check
@@ -310,10 +317,13 @@ class MaterializedBagCollection(_MaterializedCollection):
         pooled = []
         for feature, _, table in self.outputs:
             values, offsets, weights = jagged[feature]
-            if self.weighted and weights is None:
+            if not self.weighted:
+                weights = None
+            elif weights is None:
                 raise UsageError(f"feature '{feature}': is_weighted=True needs weights")
-            weights = weights.to(next(self.tables[table].parameters())) if self.weighted else None
-            pooled.append(self.tables[table](values, offsets.to(values.device, values.dtype), weights))
+            else:
+                weights = weights.to(next(self.tables[table].parameters()))
+            pooled.append(self.tables[table](values, offsets.to(values.device), weights))
         return KeyedTensor([name for _, name, _ in self.outputs], pooled)
 
 
