@@ -95,12 +95,12 @@ def materialized(model: torch.nn.Module, version: str | os.PathLike[str] | None 
     weights: dict[Any, Any] = {}
     for part in parts:
         memo[id(part)] = _twin(part, _Rows(tables[id(part.store)], weights, part)).train(part.training)
-    for part in parts:
-        hooks = {name: value for name, value in vars(part).items() if name.startswith("_forward")}
-        vars(memo[id(part)]).update(copy.deepcopy(hooks, memo))
     for part in reversed(list(model.modules())):  # inner ones first
         if isinstance(part, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
             memo[id(part)] = copy.deepcopy(part.module, memo)
+    for part in parts:
+        hooks = {name: value for name, value in vars(part).items() if name.startswith("_forward")}
+        vars(memo[id(part)]).update(copy.deepcopy(hooks, memo))
     copied: torch.nn.Module = copy.deepcopy(model, memo)
     return copied
 
@@ -133,20 +133,23 @@ def _tables(store: Store, names: Sequence[str], version: str | os.PathLike[str] 
     else:
         saved = SavedTables(version)
         for name in names:
-            dim = store.tables[name].dim
             if name not in saved.tables:
                 raise StateError(f"{os.fspath(version)}: no table '{name}'; it has {listed(saved.tables)}")
-            if (saved_dim := saved.tables[name]["dim"]) != dim:
-                raise StateError(
-                    f"{os.fspath(version)}: table '{name}' has dim {saved_dim}, and the model expects {dim}"
-                )
+            table, info = saved.tables[name], store.tables[name]
+            got = _form(table["dim"], None if "dynamic" in table else table["vocabulary_size"])
+            if got != (wanted := _form(info.dim, info.num_rows)):
+                raise StateError(f"{os.fspath(version)}: table '{name}' has {got}, and the model expects {wanted}")
         contents = {
             name: TableContents(store.seen(name, saved.parts(name)[WEIGHTS]), saved.keys(name)) for name in names
         }
     tables = {}
-    for name, table in contents.items():
-        tables[name] = _Table(table, _default_row(store, name, table.keys))
+    for name, rows in contents.items():
+        tables[name] = _Table(rows, _default_row(store, name, rows.keys))
     return tables
+
+
+def _form(dim: int, num_rows: int | None) -> str:
+    return f"{'keys' if num_rows is None else f'{num_rows:,} rows'} of dim {dim}"
 
 
 def _default_row(store: Store, name: str, keys: Array | None) -> Float32:

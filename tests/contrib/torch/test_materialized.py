@@ -162,7 +162,11 @@ def test_a_version_gives_the_rows_of_a_commit(tmp_path):
 
 @pytest.mark.parametrize(
     ("table", "problem"),
-    [(("other", 8, 4), "no table 'user'; it has other"), (("user", 50, 3), "has dim 3, and the model expects 4")],
+    [
+        (("other", 8, 4), "no table 'user'; it has other"),
+        (("user", 50, 3), "table 'user' has 50 rows of dim 3, and the model expects 50 rows of dim 4"),
+        (("user", 1000, 4), "has 1,000 rows of dim 4, and the model expects 50 rows"),
+    ],
 )
 def test_a_version_of_other_tables_is_refused(table, problem, tmp_path):
     from torch_models import engine_of
