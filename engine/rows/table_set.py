@@ -247,10 +247,15 @@ class TableSet:
         forward : return them as a forward pass sees them: quantized, if the table has a simulated quantization
         """
         rows = (self.dynamic.get(name) or self.table(name)).read(ids)
-        seen = self.specs[name].quantization if forward else None
-        if seen is None:
+        return self.seen(name, rows) if forward else rows
+
+    def seen(self, name: str, rows: Float32) -> Float32:
+        """Return rows as a forward pass sees them."""
+        quantization = self.specs[name].quantization
+        if quantization is None:
             return rows
-        return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
+        quantized = quantize(Ops(np), rows, quantization.num_buckets, quantization.lower, quantization.upper)
+        return np.asarray(quantized, np.float32)
 
     def whole_table(self, name: str) -> DeviceTable:
         """Return a static table that this set holds whole. Raises UsageError for a dynamic table, and for a share."""

@@ -16,8 +16,8 @@ ALLOWED = {
         "serving",
     },
     "google": {"model.config", "model.updates.optimizer_class"},
-    "flax": {"contrib.functional.nnx_embedding"},
-    "keras": {"contrib.functional.keras_embedding", "contrib.functional.keras_optimizers"},
+    "flax": {"contrib.functional.nnx_embedding", "contrib.functional.nnx_materialized"},
+    "keras": {f"contrib.functional.keras_{module}" for module in ("embedding", "materialized", "optimizers")},
     "prometheus_client": {"contrib.pages.metrics"},
     "ray": {"contrib.ray.cluster"},
     "shtab": {"cli.completion"},
@@ -46,12 +46,16 @@ ORDER = [
     "pyx",
     "base",
 ]
-# Import paths that stay, as modules of five lines, and where they lead.
+# Import paths that stay, as modules of five lines, and where they lead: one module or several.
 FORMER = {
     "penstock.torch": "penstock.contrib.torch",
     "penstock.functional": "penstock.contrib.functional",
-    "penstock.functional.keras_embedding": "penstock.contrib.functional.keras_embedding",
-    "penstock.functional.nnx_embedding": "penstock.contrib.functional.nnx_embedding",
+    **{
+        f"penstock.functional.{library}_embedding": " ".join(
+            f"penstock.contrib.functional.{library}_{module}" for module in ("embedding", "materialized")
+        )
+        for library in ("keras", "nnx")
+    },
     "penstock.ray": "penstock.contrib.ray.job",
     "penstock.metrics": "penstock.contrib.pages.metrics",
     "penstock.dataflow": "penstock.contrib.dataflow",

@@ -195,8 +195,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         for name, use in uses.items():
             if not all(isinstance(size, int) for array in use.values() for size in array.shape):
                 raise UsageTypeError(
-                    f"layer '{self.name}': lookups of any size cannot be exported; export a model of the layers behind "
-                    "it, which takes activations, and look these up with its embedding_tables or an Engine"
+                    f"layer '{self.name}': lookups of any size cannot be exported; export what "
+                    "penstock.functional.keras_embedding.materialized(model) returns, which takes ids"
                 )
             parts = {**use, "gains": jax.lax.bitcast_convert_type(use["gains"], jnp.float32)}
             table_uses[name] = Uses(**parts, features=features[name], num_lines=self._num_lines[name])

@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(needed, name="torch") from None
 
 from penstock.contrib.torch.jagged import JaggedTensor, KeyedTensor
+from penstock.contrib.torch.materialized_modules import materialized
 from penstock.contrib.torch.modules import Embedding, EmbeddingBag, requires_grad_
 from penstock.contrib.torch.open_store import store
 from penstock.contrib.torch.step import Step
@@ -33,6 +34,7 @@ __all__ = [
     "Step",
     "StepReport",
     "Store",
+    "materialized",
     "requires_grad_",
     "store",
 ]

@@ -120,16 +120,26 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         StoreModule
             This module.
         """
-        return self._set_frozen(self._table_names(), not requires_grad)
+        return self._set_frozen(self.table_names(), not requires_grad)
 
     def _set_frozen(self, tables: Iterable[str], is_frozen: bool) -> StoreModule:
         change = self._frozen.update if is_frozen else self._frozen.difference_update
         change(tables)
         return self
 
-    def _table_names(self) -> list[str]:
+    def table_names(self) -> list[str]:
         """Return the tables that this module reads."""
         raise NotImplementedError
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tables whose rows this module freezes."""
+        return frozenset(self._frozen)
+
+    @property
+    def like(self) -> torch.Tensor:
+        """A tensor of the device and type of the results."""
+        return self._like
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> StoreModule:
         super()._apply(fn, recurse)
@@ -147,7 +157,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UsageTypeError(
             f"cannot pickle or copy '{type(self).__name__}': its rows are in {self.store!r}; save state_dict() and the "
-            "tables, or copy what materialize() returns"
+            "tables, or copy what penstock.torch.materialized returns, which reaches modules in a torch.nn.ModuleList, "
+            "but none in a list"
         )
 
 
@@ -216,8 +227,10 @@ def checked_table(store: Store, table: str | None, num_embeddings: int, embeddin
 def whole_weight(store: Store, table: str, like: torch.Tensor) -> torch.Tensor:
     """Return all rows of a table as a tensor. Raises UsageError for a dynamic table."""
     if store.tables[table].num_rows is None:
-        raise UsageError(f"table '{table}' is dynamic: torch has no module for its keys; read them with Engine.lookup")
-    return torch.tensor(store.whole(table)).to(like.device, like.dtype)
+        raise UsageError(
+            f"table '{table}' is dynamic: torch has no module for its keys; penstock.torch.materialized has one"
+        )
+    return torch.tensor(store.contents([table])[table].rows).to(like.device, like.dtype)
 
 
 class _SingleTable(StoreModule):
@@ -247,7 +260,7 @@ class _SingleTable(StoreModule):
         self.table = checked_table(self.store, table, num_embeddings, embedding_dim)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
 
-    def _table_names(self) -> list[str]:
+    def table_names(self) -> list[str]:
         return [self.table]
 
     def extra_repr(self) -> str:

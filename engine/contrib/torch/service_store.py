@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,15 +21,17 @@ import numpy as np
 import pyarrow as pa
 
 import penstock.base.forks as forks
-from penstock.base.errors import ConfigError, InputError, PenstockError, StateError, UsageError, listed
+from penstock.base.errors import ConfigError, DeltasGoneError, InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
-from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableInfo
+from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableContents, TableInfo
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.model.version import Version
 from penstock.serving.flight import Client
 from penstock.serving.flight.messages import Ack
 from penstock.serving.flight.producer import Producer
+from penstock.serving.followers.follower import at_one_version
+from penstock.serving.followers.target import FollowedJob
 
 T = TypeVar("T")
 
@@ -153,8 +156,21 @@ class ServiceStore(Store):
         self._clients.append(client)
         return client
 
-    def whole(self, table: str) -> Float32:
-        return self._limited(lambda: self._client.table(table).rows, f"table '{table}'")
+    def _contents(self, names: Sequence[str]) -> dict[str, TableContents]:
+        def fetch() -> dict[str, TableContents]:
+            job = FollowedJob.of(self._client)
+            job = replace(job, tables={name: job.tables[name] for name in names})
+            while True:
+                check_awaited()
+                tables = {name: self._client.table(name) for name in names}
+                with suppress(DeltasGoneError):
+                    rows, _ = at_one_version(self._client, job, tables)
+                    return {
+                        each.table: TableContents(each.rows, None if tables[each.table].keys is None else each.ids)
+                        for each in rows
+                    }
+
+        return self._limited(fetch, f"tables of one step: {listed(names)}")
 
     # ---- gradients in
 

@@ -73,6 +73,13 @@ class Pulled(NamedTuple):
     version: Version
 
 
+class TableContents(NamedTuple):
+    """All rows of a table. rows : float32, shape (n, dim); keys : of a dynamic table, those of the rows, else None"""
+
+    rows: Float32
+    keys: Array | None
+
+
 class Block(NamedTuple):
     """A part of a frame: the gradient rows of one or several tables, one table after the other.
 
@@ -126,6 +133,7 @@ class Store(ABC):
     reduction: str
     tables: dict[str, TableInfo]
     report: StepReport
+    engine: Engine | None = None  # of this process
 
     def __init__(self) -> None:
         self.pending: dict[int, Any] = {}  # PulledRows that have a gradient since the last step, by forward pass
@@ -185,6 +193,15 @@ class Store(ABC):
             joined = np.unique(np.concatenate([np.zeros(0, np.int64), *indices]))
             changed[name] = joined[joined < len(table_ids)]
         return changed
+
+    def contents(self, names: Sequence[str]) -> dict[str, TableContents]:
+        """Return all rows of tables as a forward pass sees them, of one step."""
+        self._check_open()
+        return self._contents(names)
+
+    def seen(self, table: str, rows: Float32) -> Float32:
+        """Return rows of a commit as a forward pass of this store would see them."""
+        return rows
 
     # ---- gradients in
 
@@ -290,8 +307,7 @@ class Store(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def whole(self, table: str) -> Float32:
-        """Return all rows of a static table, float32, shape (vocabulary_size, dim)."""
+    def _contents(self, names: Sequence[str]) -> dict[str, TableContents]: ...
 
     @abstractmethod
     def reference(self) -> dict[str, str]:
@@ -308,9 +324,11 @@ class Store(ABC):
 class EngineStore(Store):
     """The tables of an engine in this process."""
 
+    engine: Engine
+
     def __init__(self, engine: Engine, contributor: str) -> None:
         super().__init__()
-        self._engine, self.contributor = engine, contributor
+        self.engine, self.contributor = engine, contributor
         self.num_required, self.reduction = engine.gate.num_required or 1, engine.reduction
         self.tables = {
             name: TableInfo(
@@ -324,20 +342,20 @@ class EngineStore(Store):
         self.report = StepReport(engine.global_step, 0, 0, engine.gate.num_accumulated)
 
     def __repr__(self) -> str:
-        return f"Store({self._engine!r})"
+        return f"Store({self.engine!r})"
 
     def _pull(self, ids: Mapping[str, Ids]) -> Pulled:
-        engine = self._engine
+        engine = self.engine
         with engine.still():
             rows = {name: engine.lookup(name, table_ids, forward=True) for name, table_ids in ids.items()}
             return Pulled(rows, engine.version)
 
     def _push(self, blocks: Sequence[Block], step: int, rates: Mapping[int, float] | None) -> None:
         frame = {name: (ids, rows) for block in blocks for name, ids, rows in block.parts()}
-        applied = self._engine.apply(frame, local_step=step, learning_rates=rates, contributor=self.contributor)
+        applied = self.engine.apply(frame, local_step=step, learning_rates=rates, contributor=self.contributor)
         self.frames += 1
         counts = (self.report.applied + applied, self.report.stale + (not applied))
-        self.report = StepReport(self._engine.global_step, *counts, self._engine.gate.num_accumulated)
+        self.report = StepReport(self.engine.global_step, *counts, self.engine.gate.num_accumulated)
 
     def check_rates(self, tags: Collection[int]) -> None:
         """Do nothing: the engine knows the rates of its functions, and names those that are missing."""
@@ -348,13 +366,23 @@ class EngineStore(Store):
     def make_durable(self) -> None:
         """Do nothing: the caller saves the engine."""
 
-    def whole(self, table: str) -> Float32:
-        return self._engine.retrieve_parameters(table)["parameters"]
+    def seen(self, table: str, rows: Float32) -> Float32:
+        return self.engine.core.tables.seen(table, rows)
+
+    def _contents(self, names: Sequence[str]) -> dict[str, TableContents]:
+        engine, contents = self.engine, {}
+        with engine.still():
+            for name in names:
+                num_rows = self.tables[name].num_rows
+                keys = engine.keys(name).to_numpy() if num_rows is None else None
+                ids = keys if num_rows is None else np.arange(num_rows)
+                contents[name] = TableContents(engine.lookup(name, ids, forward=True), keys)
+        return contents
 
     def reference(self) -> dict[str, str]:
-        last = self._engine.session.last
+        last = self.engine.session.last
         digest = "" if last is None or not last[0].files else last[0].files[-1].digest
-        return {"version": str(self._engine.version), "digest": digest}
+        return {"version": str(self.engine.version), "digest": digest}
 
     def _difference(self, saved: Version, current: Version) -> str:
         if saved.step != current.step:

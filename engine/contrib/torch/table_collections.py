@@ -73,7 +73,7 @@ class _Collection(StoreModule):
         groups: dict[tuple[int, str], _Group] = {}
         self._names: list[str] = []  # of the results, in torchrec's order
         for table in tables:
-            mode = self._mode(table)
+            mode = self.mode_of(table)
             group = groups.setdefault((table.embedding_dim, mode), _Group(mode, [], []))
             group.tables.append(table.name)
             for feature in table.feature_names:
@@ -83,8 +83,13 @@ class _Collection(StoreModule):
         self._groups = list(groups.values())
         self._features = list(dict.fromkeys(uses))
 
-    def _mode(self, table: Any) -> str:
+    def mode_of(self, table: Any) -> str:
         return ""
+
+    def outputs(self) -> list[tuple[str, str, str]]:
+        """Return (feature, name in the result, table) of every result, in order."""
+        uses = [(feature, name) for name, config in self._configs.items() for feature in config.feature_names]
+        return [(feature, name, table) for (feature, table), name in zip(uses, self._names, strict=True)]
 
     def _plan(self, features: Any) -> tuple[dict[str, Ids], Any]:
         """Return the distinct ids of every table; the features, and by (feature, table) the index of every id."""
@@ -159,14 +164,14 @@ class _Collection(StoreModule):
         """
         if isinstance(tables, str):
             raise UsageTypeError(f"requires_grad_: expected tables as a list of names, got {tables!r}")
-        names = self._table_names() if tables is None else list(tables)
+        names = self.table_names() if tables is None else list(tables)
         for name in names:
             if name not in self._configs:
                 raise no_table("requires_grad_", name, self._configs)
         self._set_frozen(names, not requires_grad)
         return self
 
-    def _table_names(self) -> list[str]:
+    def table_names(self) -> list[str]:
         return list(self._configs)
 
     @property
@@ -234,7 +239,7 @@ class EmbeddingBagCollection(_Collection):
         """Return the configurations of the tables."""
         return list(self._configs.values())
 
-    def _mode(self, table: Any) -> str:
+    def mode_of(self, table: Any) -> str:
         pooling = getattr(table, "pooling", "SUM")
         name = str(getattr(pooling, "value", pooling)).upper()
         if name not in _MODES:
@@ -270,7 +275,7 @@ class EmbeddingBagCollection(_Collection):
         return KeyedTensor(self._names, [pooled[name] for name in self._names])
 
     def _twin(self, config: Any, weight: torch.Tensor) -> torch.nn.EmbeddingBag:
-        return torch.nn.EmbeddingBag(*weight.shape, mode=self._mode(config), include_last_offset=True, _weight=weight)
+        return torch.nn.EmbeddingBag(*weight.shape, mode=self.mode_of(config), include_last_offset=True, _weight=weight)
 
 
 class EmbeddingCollection(_Collection):

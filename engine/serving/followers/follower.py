@@ -300,32 +300,33 @@ class Follower:
             if self._read_job() != job or any(table.version.lineage != job.lineage for table in tables.values()):
                 return  # the service was started again meanwhile, with other tables or without its checkpoint
             try:
-                rows, version = self._at_one_version(job, tables)
+                rows, version = at_one_version(self.client, job, tables)
             except DeltasGoneError:
                 return
         self._write(self.target.replace, Stored(job, version), rows)
         self.progress.full_copies += 1
         report("filled", target=self.target.name, step=version.step, tables=len(rows))
 
-    def _at_one_version(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:
-        """Return the rows of all tables at one version: those that were fetched first are older than the others.
 
-        Raises DeltasGoneError if the tables are of two histories, or the service no longer has the deltas in between.
-        """
-        rows = {name: rows_of(name, table) for name, table in tables.items()}
-        versions = sorted({table.version for table in tables.values()}, key=lambda version: version.step)
-        if len(versions) < 2:
-            return list(rows.values()), versions[0] if versions else Version.of(job.lineage, FIRST_EPOCH, 0)
-        deltas = list(self.client.deltas(versions[0], rows=self.rows))
-        if deltas and deltas[-1].version.step > versions[-1].step:
-            versions.append(deltas[-1].version)
-        status = self.client.status()
-        history = Lineage(status.version.lineage, tuple(Epoch(*epoch) for epoch in status["epochs"]))
-        for version in versions:  # the service may have been started again in between
-            history.check(version)
-        for changes in changes_of(deltas, job):  # of a newer table, some of them again, which changes nothing
-            rows[changes.table] = merged(rows[changes.table], changes)
-        return list(rows.values()), versions[-1]
+def at_one_version(client: Client, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:
+    """Return the rows of all tables of a job at one version: those that were fetched first are older than the others.
+
+    Raises DeltasGoneError if the tables are of two histories, or the service no longer has the deltas in between.
+    """
+    rows = {name: rows_of(name, table) for name, table in tables.items()}
+    versions = sorted({table.version for table in tables.values()}, key=lambda version: version.step)
+    if len(versions) < 2:
+        return list(rows.values()), versions[0] if versions else Version.of(job.lineage, FIRST_EPOCH, 0)
+    deltas = list(client.deltas(versions[0], rows=job.rows.name))
+    if deltas and deltas[-1].version.step > versions[-1].step:
+        versions.append(deltas[-1].version)
+    status = client.status()
+    history = Lineage(status.version.lineage, tuple(Epoch(*epoch) for epoch in status["epochs"]))
+    for version in versions:  # the service may have been started again in between
+        history.check(version)
+    for changes in changes_of(deltas, job):  # of a newer table, some of them again, which changes nothing
+        rows[changes.table] = merged(rows[changes.table], changes)
+    return list(rows.values()), versions[-1]
 
 
 def rows_of(name: str, table: TableAt) -> TableRows:

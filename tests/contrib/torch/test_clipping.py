@@ -77,7 +77,7 @@ class Twins:
         self.opt.step()
         for name, weight in self.weights.items():
             grad = torch.zeros(ROWS, DIMS[name]) if weight.grad is None else weight.grad.to_dense()
-            rows = self.opt.store.whole(name)
+            rows = self.opt.store.contents([name])[name].rows
             np.testing.assert_allclose(rows, -grad, rtol=1e-6, atol=1e-6 * float(grad.abs().max()))
 
 

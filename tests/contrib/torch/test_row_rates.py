@@ -96,7 +96,9 @@ def test_a_scheduler_gives_rows_the_rates_that_it_gives_torchs_optimizer(rule, k
         assert schedulers[0].get_last_lr() == [pytest.approx(0.1 * 0.5**4)]
         torch.testing.assert_close(dense[0], dense[1], rtol=1e-5, atol=1e-6)
         for name, twin in twins.items():
-            torch.testing.assert_close(torch.tensor(store.whole(name)), twin.weight, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                torch.tensor(store.contents([name])[name].rows), twin.weight, rtol=1e-5, atol=1e-6
+            )
 
 
 # ---- functions of the step, and precedence
