@@ -178,7 +178,7 @@ ALERTS = {
     "stale_frames_total": "its rate ÷ that of `penstock_frames_total` exceeds the share of your backup workers",
     "stale_rows_total": "its rate ÷ that of `penstock_rows_total` exceeds what you would give as `--max-stale`",
     "stale_lateness_frames_total": "any increase at 4 and more: a worker hangs",
-    "dropped_rows_total": "any increase",
+    "dropped_rows_total": "any increase, but of `frozen:TABLE`, which are gradients of a frozen table",
     "truncated_ids_total": "its rate ÷ that of `penstock_rows_total` grows: sequences are longer than configured",
     "rolled_back_frames_total": "any increase that no one has ordered",
     "not_finite_rows_total": "above 0",

@@ -21,7 +21,9 @@ _NAMES = {
     "penstock.model.config.features": "FeatureConfig",
     "penstock.model.config.lint.findings": "Finding",
     "penstock.model.config.placement": "Placement",
-    "penstock.model.config.tables": "Constant QuantizationConfig RowIdInitializer TableConfig TruncatedNormal Uniform",
+    "penstock.model.config.tables": (
+        "Constant FromFile QuantizationConfig RowIdInitializer TableConfig TruncatedNormal Uniform"
+    ),
     "penstock.contrib.dataflow": "BlockStage StageFunction stage_fn",
     "penstock.api.engine": "Engine",
     "penstock.base.errors": "CancelledError CapacityError ConfigError DeltasGoneError InputError PeerError "

@@ -19,6 +19,7 @@ from penstock.model.config.features import FeatureConfig as FeatureConfig
 from penstock.model.config.lint.findings import Finding as Finding
 from penstock.model.config.placement import Placement as Placement
 from penstock.model.config.tables import Constant as Constant
+from penstock.model.config.tables import FromFile as FromFile
 from penstock.model.config.tables import QuantizationConfig as QuantizationConfig
 from penstock.model.config.tables import RowIdInitializer as RowIdInitializer
 from penstock.model.config.tables import TableConfig as TableConfig

@@ -142,28 +142,52 @@ def read_table(
         block
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
-    name, first = str(table_path(directory, table)), 0
     with _open(directory, table) as parquet:
+        yield from _read(parquet, str(table_path(directory, table)), table, vocabulary_size, columns)
+
+
+def read_vectors(path: Path, table: str, vocabulary_size: int, dim: int) -> Iterator[tuple[Int64, Float32]]:
+    """Yield blocks of (ids, vectors float32 (n, dim)) of a file with the initial rows of a table.
+
+    vocabulary_size : as for ``read_table``, which raises the same errors; also for values of another type
+    """
+    name = str(path)
+    with ExitStack() as stack:
         with arrow_errors(_NOT_READ, name):
-            present = _check_schema(parquet.schema_arrow, columns, name)
-            column = parquet.read(["id"])["id"].combine_chunks()
-            column.validate(full=True)
-        ids = _ids(column, vocabulary_size, table, name)
+            parquet = stack.enter_context(open_parquet(path))
+            _check_schema(parquet.schema_arrow, {"row": dim}, name)
+            kind = storage_type(parquet.schema_arrow.field("row").type)
+        if kind.value_type != pa.float32():
+            problem = f"expected float32, got {kind.value_type}; convert the vectors first"
+            raise InputError(problem, source=name, column="row")
+        for ids, values in _read(parquet, name, table, vocabulary_size, {"row": dim}):
+            yield ids, values["row"]
 
-        def blocks() -> Iterator[pa.RecordBatch]:
-            yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present)
 
-        batches = blocks()
-        while True:
-            interrupts.check()
-            with arrow_errors(_NOT_READ, name):
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                batch.validate(full=True)
-            values = {c: _rows(batch.column(c), columns[c], c, name, first, blocks) for c in present}
-            yield ids[first : first + batch.num_rows], values
-            first += batch.num_rows
+def _read(
+    parquet: pa.parquet.ParquetFile, name: str, table: str, vocabulary_size: int, columns: Mapping[str, int]
+) -> Iterator[tuple[Int64, dict[str, Float32]]]:
+    first = 0
+    with arrow_errors(_NOT_READ, name):
+        present = _check_schema(parquet.schema_arrow, columns, name)
+        column = parquet.read(["id"])["id"].combine_chunks()
+        column.validate(full=True)
+    ids = _ids(column, vocabulary_size, table, name)
+
+    def blocks() -> Iterator[pa.RecordBatch]:
+        yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present)
+
+    batches = blocks()
+    while True:
+        interrupts.check()
+        with arrow_errors(_NOT_READ, name):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            batch.validate(full=True)
+        values = {c: _rows(batch.column(c), columns[c], c, name, first, blocks) for c in present}
+        yield ids[first : first + batch.num_rows], values
+        first += batch.num_rows
 
 
 def check_table(directory: Path, table: str, columns: Mapping[str, int]) -> list[str]:

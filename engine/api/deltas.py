@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.base.errors import ConfigError, UsageError
-from penstock.base.validation import whole
+from penstock.base.validation import INT64_MAX, whole
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core.engine_core import EngineCore
 from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
@@ -75,7 +75,7 @@ class Deltas(StepObserver):
         specs = core.tables.specs
         self._core = core
         self._dynamic = core.tables.dynamic
-        self._form = form_of(specs.values(), options)
+        self._form = form_of(core.config.at_step(INT64_MAX).tables, options)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
         self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
         self._steps = None if options.per_steps is None else whole("per_steps", options.per_steps, 1)
@@ -244,7 +244,7 @@ class Deltas(StepObserver):
     def _columns(self, table: str) -> dict[str, int]:
         """Return the columns that the deltas of a table contain: column → part."""
         parts = self._core.tables.parts(table)
-        return {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(table)}}
+        return {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(table) if slot in parts}}
 
 
 def ids_of(block: DeltaBlock) -> Int64:

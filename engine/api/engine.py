@@ -26,6 +26,7 @@ from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Contributor, time_given
+from penstock.model.frozen_tables import check_no_until_step
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import Rates
@@ -126,9 +127,11 @@ class Engine(TableAccess):
         max_staleness: int | None = None,
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
-        self.config, self.seed = config, whole("seed", seed)
+        self.seed = whole("seed", seed)
         policy = GatePolicy.of(config.gate_policy, num_required, workers, max_staleness)
         team = ThreadTeam(threads)
+        if shared is not None:
+            check_no_until_step(config.tables, "an engine whose rows other processes read (--shared, shared=)")
         self._folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
         allocate = None if self._folder is None else self._folder.allocate
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
@@ -146,6 +149,11 @@ class Engine(TableAccess):
         self._exchange = Exchange(config, self.core)
         if self._folder is not shared:
             self.publish()  # a caller that opened the folder does so once all rows are set
+
+    @property
+    def config(self) -> EmbeddingConfig:
+        """The configuration, as a new engine takes it."""
+        return self.core.config.at_step(0)
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
@@ -369,8 +377,9 @@ class Engine(TableAccess):
         """
         with self.core.sharing_errors():
             step = None if local_step is None else whole("local_step", local_step)
-            seconds = time_given(time, self.config.needs_time, "apply()")
-            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), seconds)
+            config = self.core.config
+            seconds = time_given(time, config.needs_time, "apply()")
+            frame = one_frame(gradients, config.id_ranges, step, contributor_of(contributor), seconds)
             return self.core.take_in(frame, learning_rates)
 
     def flush(self) -> bool:

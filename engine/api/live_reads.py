@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -47,6 +47,7 @@ class LiveReads(StepObserver):
         self._core, self._folder, self._session = core, folder, session
         self._file_of: Callable[[npt.NDArray[Any]], str] = (lambda array: "") if folder is None else folder.name
         self._tables = {name: self._reads(spec) for name, spec in core.tables.held.specs.items()}
+        self._problem: ConfigError | None = None  # why tables cannot be read any more
         self._words = StepWords(np.zeros(_NUM_WORDS, np.uint64))
         self._words.end(core.global_step)
         if folder is not None:
@@ -55,11 +56,14 @@ class LiveReads(StepObserver):
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, self._ahead(), session.durable_step or 0, config)
             core.is_shared = True
-        for spec in core.tables.held.specs.values():
-            on_host = core.tables.table(spec.name).on_host
-            assert on_host is not None
-            on_host[0].note_steps(self._words.memory)
+        for name in core.tables.held.specs:
+            self._note_steps(name)
         core.observe(self)
+
+    def _note_steps(self, name: str) -> None:
+        on_host = self._core.tables.table(name).on_host
+        assert on_host is not None
+        on_host[0].note_steps(self._words.memory)
 
     @overload
     def lookup(self, table: str, ids: Any, consistent: bool = False, timeout_ms: int = 1000) -> Float32: ...
@@ -80,7 +84,12 @@ class LiveReads(StepObserver):
             self._core.check_readable()
             deadline.check(reason)
 
-        rows, step = read_tables(self._tables, self._words, table, {}, consistent, check, "in the configuration")
+        tables = None
+        if self._problem is not None:
+            raise ConfigError(str(self._problem))
+        while tables is not self._tables:  # else rows are of arrays that a table has left since
+            tables = self._tables
+            rows, step = read_tables(tables, self._words, table, {}, consistent, check, "in the configuration")
         return LookupResult(rows, self._session.positions.version(step), self._session.durable_step)
 
     def begin_epoch(self) -> None:
@@ -121,6 +130,20 @@ class LiveReads(StepObserver):
     def before_load(self) -> None:
         self._words.begin()
 
+    def thawed(self, specs: Sequence[TableSpec]) -> None:
+        try:
+            check_on_host(self._core)
+        except ConfigError as error:  # the new optimizer has no kernel
+            self._problem = error
+        else:
+            moved = {}
+            for spec in specs:
+                before = self._tables[spec.name]
+                moved[spec.name] = self._reads(spec, (before.keys, before.layout.keys))
+                self._note_steps(spec.name)
+            self._tables = {**self._tables, **moved}
+        self._words.end(self._core.global_step)
+
     def load_refused(self) -> None:
         self._words.end(self._core.global_step)
 
@@ -129,13 +152,13 @@ class LiveReads(StepObserver):
 
     # ---- inside
 
-    def _reads(self, spec: TableSpec) -> TableReads:
+    def _reads(self, spec: TableSpec, keys_before: tuple[RowKeys | None, KeyFile | None] | None = None) -> TableReads:
         on_host = self._core.tables.table(spec.name).on_host
         assert on_host is not None
         tables, member = on_host
         tables.count_pages()
         rule, layout = tables.rules[member], tables.layouts[member]
-        keys, file = self._keys(spec)
+        keys, file = keys_before or self._keys(spec)
         described = TableLayout(
             spec.name,
             layout.dim,

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.ledger import Ledger
-from penstock.checkpoint.manifests import CLOCK_OFFSET
+from penstock.checkpoint.manifests import CLOCK_OFFSET, VECTORS
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.table_changes import TABLE_CHANGES, described, states_of
 from penstock.core.engine_core import EngineCore
@@ -38,6 +38,9 @@ def describe(core: EngineCore, ledger: Ledger) -> CommitContents:
         "config": encoded(core.config),
         "python": _only_in_python(core.config),
         **({TABLE_CHANGES: states_of(changes)} if changes else {}),
+        **(
+            {VECTORS: {name: list(file) for name, file in files.items()}} if (files := core.tables.vector_files) else {}
+        ),
     }
     stores = core.pipeline.stores.items()
     held = core.tables.held

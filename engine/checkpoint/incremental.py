@@ -26,6 +26,7 @@ from penstock.model.frames import Float32, Int64
 from penstock.model.options import KEEP
 
 if TYPE_CHECKING:
+    from penstock.model.config.specs import TableSpec
     from penstock.rows.bridge.device_tables import DeviceTable
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
@@ -88,7 +89,7 @@ class Saver(StepObserver):
     def __init__(
         self,
         folder: Folder,
-        tables: Mapping[str, Saved],
+        tables: dict[str, Saved],
         describe: Callable[[], CommitContents],
         last: Commit | None = None,
         delta: bool = True,
@@ -100,9 +101,7 @@ class Saver(StepObserver):
         self.folder, self._tables, self._describe, self._timed, self._part = folder, tables, describe, timed, part
         self._attempt: str | None = None
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
-        table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables.values())
-        widest_row = max((saved.row_bytes for saved in tables.values()), default=0)
-        self._num_floats, self._memory = ring_bytes(table_bytes, widest_row) // 4, NO_MEMORY
+        self._memory = NO_MEMORY
         self._writer: CommitWriter | None = None
         self._closed = False  # whether the writer has every row of the commit in flight
         self._spent_s = self._began_s = self._advanced_s = 0.0
@@ -112,6 +111,7 @@ class Saver(StepObserver):
         self._rolled_back_to: Commit | None = None  # which the tables are equal to except for the dirty rows
         self._before_open: Commit | None = None
         self.has_new_tables = False
+        self._has_new_form = False  # since the last commit began
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
@@ -183,6 +183,12 @@ class Saver(StepObserver):
             self._copy_all(name)
             marks.change_all()
 
+    def thawed(self, specs: Sequence[TableSpec]) -> None:
+        """Write all rows with the next commit: no file has the new slots, or rows of this form."""
+        for spec in specs:
+            self._tables[spec.name] = self._tables[spec.name]._replace(all_change=spec.rule.non_lazy)
+        self._has_new_form = True
+
     def rolled_back(self, commit: Commit) -> None:
         """Let the next commit follow an older one, whose rows the tables have got again, all of them, in a load."""
         for marks in self._marks.values():
@@ -195,6 +201,11 @@ class Saver(StepObserver):
         last = self.last if self._delta else None
         if (older := self._rolled_back_to) is not None:
             last, self._rolled_back_to = (older if self.folder.has_files(older) else None), None
+        if self._has_new_form:
+            last, self._has_new_form = None, False
+            if len(self._memory):
+                self._memory = NO_MEMORY
+                self._allocate()
         files = last.chain if last is not None and (last.may_grow or not self._is_dirty) else ()
         contents = self._describe()
         for marks in self._marks.values():
@@ -276,7 +287,9 @@ class Saver(StepObserver):
     def _allocate(self) -> None:
         """Allocate the pages now: 4 MB of new pages delay a step by 7 ms on a virtual machine, more than the copy."""
         if not len(self._memory):
-            self._memory = np.full(self._num_floats, 0.0, np.float32)
+            table_bytes = sum(saved.num_rows * saved.row_bytes for saved in self._tables.values())
+            widest_row = max((saved.row_bytes for saved in self._tables.values()), default=0)
+            self._memory = np.full(ring_bytes(table_bytes, widest_row) // 4, 0.0, np.float32)
 
     @property
     def _is_dirty(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.checkpoint.source_positions import Positions
@@ -31,6 +31,12 @@ class Ledger:
     def count_into(self, counters: Counters) -> None:
         """Count into these counters from now on: the totals are those so far plus these."""
         self._before, self.counters = self.totals, counters
+
+    def change(self, trained: Sequence[str], step: int) -> TableChange:
+        """Record tables that are trained from a step on."""
+        number = self.changes[-1].number + 1 if self.changes else 1
+        self.changes.append(TableChange(number, step, trained=trained))
+        return self.changes[-1]
 
     def resume(self, contents: Mapping[str, Any], change: TableChange | None, adds_rows: bool, step: int) -> None:
         """Continue from the contents of a commit.

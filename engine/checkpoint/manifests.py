@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.base.errors import PenstockError, StateError
 
+VECTORS = "vectors"  # table → path and digest of the file that it starts from
 CLOCK_OFFSET = "clock_offset"
 # Of rounds, once the gate has dropped its frames.
 NO_TURNS: dict[str, Any] = {"taken": 0, "early": 0, "next": [], "rates": []}
@@ -47,12 +48,13 @@ _TABLE = {
     "slots": [str],
     "storage_dtype": str,
     "dynamic?": dict,
+    "trainable?": bool,
     "drawn_as?": str,
 }
 _CHANGE = {
     "number": int,
     "step": int,
-    **{name: [str] for name in ("new?", "dropped?", "reset_slots?", "reset?")},
+    **{name: [str] for name in ("new?", "dropped?", "reset_slots?", "reset?", "frozen?", "trained?")},
     "renamed?": {str: str},
     "lost_sums?": {str: int},
 }
@@ -77,6 +79,7 @@ _MANIFEST = {
     "num_required": int,
     "max_staleness?": int,
     "rounds?": {"ahead": int},
+    f"{VECTORS}?": {str: [str]},
     "turns?": {"taken": int, "early": int, "next": [list], "rates": [list], "absent": {str: int}},
     "reduction": str,
     "seed": int,
@@ -97,7 +100,7 @@ _MANIFEST = {
     "python": [str],
     "tag?": {"name": str, "note": str, "tagged_s": int},
 }
-_WORDS = {int: "an integer of 64 bits", str: "a text", dict: "an object", list: "a list"}
+_WORDS = {bool: "true or false", int: "an integer of 64 bits", str: "a text", dict: "an object", list: "a list"}
 
 
 def check_manifest(fields: Any) -> None:

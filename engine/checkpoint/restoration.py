@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -13,20 +14,23 @@ import numpy.typing as npt
 
 from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError, listed
 from penstock.checkpoint.arrays import rows_of
-from penstock.checkpoint.manifests import CLOCK_OFFSET, num_pending, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, VECTORS, num_pending, trusting
 from penstock.checkpoint.parts import check_complete, directories_of, files_for
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.store import Commit, Folder
-from penstock.checkpoint.table_changes import ChangedTables, TableChanges, first_names
+from penstock.checkpoint.table_changes import ChangedTables, TableChanges, first_names, flag_text
 from penstock.checkpoint.versions import NamedCommit
 from penstock.core.engine_core import EngineCore
 from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.engine_config_pb2 import Initial
+from penstock.model.config.tables import FromFile
 from penstock.model.config.text_format import parse_stored
 from penstock.model.frames import Float32, Int64
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.options import AnyPath, TableChangeOptions
 from penstock.rows.bridge.variants import VARIANTS
 from penstock.rows.derived_slots import DerivedSlots
+from penstock.rows.initial_vectors import VectorFile, check
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.shares import checked_share, shares_of
 
@@ -84,7 +88,7 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
     def read(commit: Commit) -> E:
         place = f"{folder.path}, commit {commit.number}"
         with trusting(place):
-            restored_config = config or _config_of(commit, place)
+            restored_config = (config or _config_of(commit, place)).at_step(commit.step)
             changed = changes.of(commit, restored_config, place)
             restored_config = restored_config.drawn_as(first_names(changed.contents))
             for name in ("num_required", "reduction"):
@@ -101,6 +105,7 @@ def restore(make: Callable[..., E], options: RestoreOptions) -> E:
                     shares = shares_of(restored_config.tables, mod, seed, *more["share"])
                     files = files_for(commit, shares)
             check_complete(commit, shares, place)
+            _check_vectors(changed, restored_config, place)
             folder.checked(commit, files)
             programs = changed.contents["programs"]
             variants = {name: program["variant"] for name, program in programs.items()}
@@ -153,6 +158,23 @@ def _of(policy: GatePolicy) -> str:
     return f"workers {policy.workers if isinstance(policy.workers, int) else listed(policy.workers)}"
 
 
+def _check_vectors(changed: ChangedTables, config: EmbeddingConfig, place: str) -> None:
+    """Raise StateError for a loaded table whose rows do not start from the vectors that they did."""
+    files: dict[str, list[str]] = changed.contents.get(VECTORS, {})
+    for old, name in changed.names.items():
+        spec, at = config.table(name), f"{place}: table '{name}'"
+        path = spec.initializer.path if isinstance(spec.initializer, FromFile) else None
+        anew = f", or {flag_text('--reset-table', name)} to start it with its initial rows (reset_table=)"
+        if old in files and path is not None:
+            try:
+                check(VectorFile(os.path.abspath(path), files[old][1]), at)
+            except StateError as error:
+                raise StateError(f"{error}{anew}") from None
+        elif old in files or path is not None:
+            start = f"vectors of {files[old][0]}" if old in files else "other rows than vectors of a file"
+            raise StateError(f"{at} starts from {start}; give it the initializer that it had{anew}")
+
+
 def _is_distributed_alike(contents: Mapping[str, Any], config: EmbeddingConfig) -> bool:
     """Return whether as many shares have the same rows with a configuration as when they wrote a commit."""
     saved = parse_stored(base64.b64decode(contents["config"])).tpu_embedding_configuration
@@ -199,8 +221,9 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.tables.dynamic.forget_changes()
     saved_stores = _stores_of(folder, commit)
     stores = {changed.names[old]: sums for old, sums in saved_stores.items() if old in changed.names}
-    for name in [name for name, sums in stores.items() if not core.pipeline.stores[name].takes(sums)]:
-        if name not in changed.weights_only:
+    frozen = {*core.tables.frozen, *core.tables.frozen_before(core.global_step)}
+    for name in [name for name, sums in stores.items() if name in frozen or not core.pipeline.stores[name].takes(sums)]:
+        if name not in changed.weights_only and name not in frozen:
             raise StateError(
                 f"{folder.path}, commit {commit.number}: table '{name}' has another gradient_accumulation_status in "
                 "the configuration, which frames in the gate prevent: --flush them with the one before"
@@ -257,10 +280,11 @@ def _early_frames(
     for record in folder.records(commit, commit.last_files):
         if record.kind == "early":
             tables = record.header["tables"]
-            if any(changed.names.get(table) != table for table in tables):
+            frozen = {*core.tables.frozen, *core.tables.frozen_before(record.header["turn"])}
+            if any(changed.names.get(table) != table or table in frozen for table in tables):
                 raise StateError(
                     f"{folder.path}, commit {commit.number}: frames that wait for their turn have rows of tables that "
-                    "are renamed or gone: --flush them with the configuration before"
+                    "are renamed, frozen or gone: --flush them with the configuration before"
                 )
             _, arrays = frames.setdefault((record.header["worker"], record.header["turn"]), (record.header, {}))
             for number, table in enumerate(tables):
@@ -284,7 +308,13 @@ def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
         raise StateError(
             f"{place}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
         )
+    files = commit.contents.get(VECTORS, {})
     try:
-        return EmbeddingConfig.from_proto(parse_stored(base64.b64decode(commit.contents["config"])))
+        message = parse_stored(base64.b64decode(commit.contents["config"]))
+        for settings in message.table:  # a relative path is of the folder that the engine ran in
+            path = files.get(settings.name, [""])[0]
+            if path and os.path.abspath(getattr(settings.initial, "from")) != path:
+                settings.initial.CopyFrom(Initial(**{"from": path}))
+        return EmbeddingConfig.from_proto(message)
     except ConfigError as error:
         raise StateError(f"{place}: its configuration cannot be loaded: {error}; give config=") from None

@@ -7,7 +7,7 @@ the tables. Everything that is no table continues: the step, the positions of so
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.base.errors import StateError
 from penstock.checkpoint.arrays import records_of, rows_in
-from penstock.checkpoint.manifests import CLOCK_OFFSET, NO_TURNS, num_pending, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, NO_TURNS, VECTORS, num_pending, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
@@ -33,14 +33,14 @@ from penstock.model.version import Lineage
 class SavedState:
     """The rows and keys of a commit, verified, for an engine whose tables are the same.
 
-    tables, seed : of the engine, as the contents of a commit have them. Raises StateError.
+    now : tables, seed and vectors of the engine, as the contents of a commit have them. Raises StateError.
     """
 
-    def __init__(self, folder: Folder, commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int) -> None:
+    def __init__(self, folder: Folder, commit: Commit, now: Mapping[str, Any]) -> None:
         self._folder, self.commit = folder, commit
         self.place = f"{folder.path}, commit {commit.number}"
         with trusting(self.place):
-            check_same(commit, tables, seed, self.place)
+            check_same(commit, now, self.place)
             folder.checked(commit)
             self.directories = directories_of(folder, commit)
             # Mapped now, local files stay whatever becomes of their names.
@@ -114,7 +114,7 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
             newest, target = folder.must_load(), version.load()
             commit_place = f"{folder.path}, commit {target.number}"
             with trusting(commit_place):
-                check_same(target, newest.contents["tables"], newest.contents["seed"], commit_place)
+                check_same(target, newest.contents, commit_place)
                 folder.checked(target)
                 number, contents = folder.next_number(), _stepped(newest, target)
                 files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
@@ -132,22 +132,30 @@ def clock_offset(target: Commit, step: int) -> int:
     return step - target.step + int(target.contents[CLOCK_OFFSET])
 
 
-def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, place: str) -> None:
-    """Raise StateError if the tables of a commit are others than those that would be rolled back to it."""
-    saved = {table["name"]: table for table in commit.contents["tables"]}
-    now = {table["name"]: table for table in tables}
-    for name in saved.keys() ^ now.keys():
-        raise StateError(f"{place}: table '{name}' is {'not there' if name in now else 'gone now'}{_RATHER}")
+def check_same(commit: Commit, now: Mapping[str, Any], place: str) -> None:
+    """Raise StateError if the tables of a commit are others than those that would be rolled back to it.
+
+    now : contents of a commit with these
+    """
+    saved, here = ({table["name"]: table for table in contents["tables"]} for contents in (commit.contents, now))
+    for name in saved.keys() ^ here.keys():
+        raise StateError(f"{place}: table '{name}' is {'not there' if name in here else 'gone now'}{_RATHER}")
     for name in saved:
-        then, current = ({"dynamic": {}, "drawn_as": name, **table[name]} for table in (saved, now))
+        vectors = [contents.get(VECTORS, {}).get(name, ["", ""])[1] for contents in (commit.contents, now)]
+        if vectors[0] != vectors[1]:
+            raise StateError(f"{place}: table '{name}' starts from other vectors there{_RATHER}")
+        then, current = ({"dynamic": {}, "drawn_as": name, "trainable": True, **table[name]} for table in (saved, here))
+        if then["trainable"] != current["trainable"]:
+            words = [("frozen", "trained")[table["trainable"]] for table in (then, current)]
+            raise StateError(f"{place}: table '{name}' is {words[0]} there and {words[1]} now{_RATHER}")
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic", "vocabulary_size", "drawn_as"):
             if then[key] != current[key]:
                 raise StateError(
                     f"{place}: table '{name}' has {key} {setting_text(then[key], current[key])} there and "
                     f"{setting_text(current[key], then[key])} now{_RATHER}"
                 )
-    if commit.contents["seed"] != seed:
-        raise StateError(f"{place}: its seed is {commit.contents['seed']}, and {seed} now{_RATHER}")
+    if commit.contents["seed"] != now["seed"]:
+        raise StateError(f"{place}: its seed is {commit.contents['seed']}, and {now['seed']} now{_RATHER}")
 
 
 _RATHER = "; a rollback changes rows and keys only: penstock branch starts a checkpoint with another version"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from penstock.base.validation import whole
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.manifests import VECTORS
 from penstock.checkpoint.rollbacks import Rollback, SavedState, clock_offset
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.savers import Savers
@@ -24,8 +26,11 @@ from penstock.core.engine_core import EngineCore
 from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import DELTAS, OpenDeltas, RunFiles
+from penstock.model.config.specs import TableSpec
 from penstock.model.options import KEEP, CommittingOptions
 from penstock.model.stats import Counters
+
+log = logging.getLogger("penstock")
 
 
 class CheckpointSession(StepObserver):
@@ -105,6 +110,15 @@ class CheckpointSession(StepObserver):
             if self.ledger.positions is not run.positions and self._stores(run):
                 self.ledger.positions = run.positions
 
+    def thawed(self, specs: Sequence[TableSpec]) -> None:
+        """Record a change of the tables, of which readers of earlier steps learn."""
+        step, positions = self._core.global_step, self.ledger.positions
+        log.info("%s", self.ledger.change([spec.name for spec in specs], step))
+        if positions.lineage is not None:
+            positions.lineage = positions.lineage.started(step, True)
+            for run in self._runs:
+                run.positions.lineage = positions.lineage
+
     def limit(self) -> Limit:
         return Limit(min([run.most_unseen for run in self._runs])) if self._runs else NO_LIMIT
 
@@ -149,8 +163,13 @@ class CheckpointSession(StepObserver):
         if version is None:
             raise UsageTypeError("rollback: expected a tag or a step, got None")
         chosen = NamedCommit.of(self._last_commit("rollback")[0].files.address, version)
-        tables = [described(spec) for spec in self._core.config.tables]
-        return chosen.read(lambda commit: SavedState(chosen.folder, commit, tables, self._core.seed))
+        core = self._core
+        now = {
+            "tables": [described(spec) for spec in core.config.tables],
+            "seed": core.seed,
+            VECTORS: core.tables.vector_files,
+        }
+        return chosen.read(lambda commit: SavedState(chosen.folder, commit, now))
 
     def _last_commit(self, action: str) -> tuple[Folder, Commit]:
         """Return this engine's folder, and its last commit. Raises StateError if there is none, and in a job."""

@@ -15,18 +15,19 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from penstock.base.errors import StateError, UsageError, UsageTypeError, listed
-from penstock.checkpoint.manifests import num_pending
+from penstock.checkpoint.manifests import VECTORS, num_pending
 from penstock.checkpoint.store import Commit
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.specs import TableSpec
 from penstock.model.options import TableChangeOptions
+from penstock.rows.initial_vectors import file_of
 
 log = logging.getLogger("penstock")
 
 # In the contents of a commit: its changes so far, and of those the newest ones that stay.
 TABLE_CHANGES, MOST_CHANGES = "table_changes", 64
 # What must be as in the commit, and may only be changed by starting anew: the whole table, or its slots.
-_OF_ROWS, _OF_SLOTS = ("dim", "storage_dtype", "dynamic"), ("optimizer", "slots")
+_OF_ROWS, _OF_SLOTS = ("dim", "storage_dtype", "dynamic"), ("trainable", "optimizer", "slots")
 # The options that name tables of a commit.
 _OF_COMMITS = ("drop_table", "rename", "reset_slots", "reset_table")
 
@@ -72,6 +73,7 @@ class TableChange:
     """A change of tables in the history of a checkpoint.
 
     number : from 1; step : the global step at which it happened
+    frozen, trained : those whose ``trainable`` has changed
     lost_sums : table → ids whose gradients waited in the gate, and were dropped with its rows
     """
 
@@ -82,15 +84,20 @@ class TableChange:
     renamed: Mapping[str, str] = field(default_factory=dict)
     reset_slots: Sequence[str] = ()
     reset: Sequence[str] = ()
+    frozen: Sequence[str] = ()
+    trained: Sequence[str] = ()
     lost_sums: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lost = {name: f" ({count} sums of the gate dropped)" for name, count in self.lost_sums.items()}
+        changed = {*self.frozen, *self.trained}
         phrases = [
             *((name, f"'{name}' new") for name in self.new),
             *((name, f"'{name}' dropped") for name in self.dropped),
             *((name, f"'{name}' renamed to '{new}'") for name, new in self.renamed.items()),
-            *((name, f"'{name}' with new slots") for name in self.reset_slots),
+            *((name, f"'{name}' frozen") for name in self.frozen),
+            *((name, f"'{name}' trained, with new slots") for name in self.trained),
+            *((name, f"'{name}' with new slots") for name in self.reset_slots if name not in changed),
             *((name, f"'{name}' started anew") for name in self.reset),
         ]
         text = ", ".join(phrase + lost.get(name, "") for name, phrase in phrases)
@@ -144,7 +151,8 @@ def described(spec: TableSpec) -> dict[str, Any]:
         "name": spec.name,
         "vocabulary_size": spec.vocabulary_size,
         "dim": spec.dim,
-        "optimizer": type(spec.optimizer).__name__,
+        **({} if spec.trainable else {"trainable": False}),
+        "optimizer": type(spec.optimizer).__name__ if spec.trainable else "",
         "slots": [name for name, _ in spec.slots],
         "storage_dtype": spec.storage_dtype,
         **({} if spec.dynamic is None else {"dynamic": asdict(spec.dynamic)}),
@@ -180,15 +188,18 @@ class _Comparison:
         new = [name for name in self._specs if name not in here]
         for name in reset:
             here[name] = self._specs[name]
+        frozen = [name for name in new_slots if "trainable" in self._specs[name]]
+        trained = [name for name in new_slots if "trainable" in here[name] and name not in frozen]
         for name in new_slots:
-            here[name] = {**here[name], **{key: self._specs[name][key] for key in _OF_SLOTS}}
+            kept = {key: value for key, value in here[name].items() if key not in _OF_SLOTS}
+            here[name] = {**kept, **{key: value for key, value in self._specs[name].items() if key in _OF_SLOTS}}
         self._check([*self._gone(here, new), *self._added(new, dropped), *self._other_forms(here)])
         adds_rows = any(self._adds_rows(name, entry) for name, entry in here.items())
         if not any((new, dropped, renamed, new_slots, reset)):
             return ChangedTables(self._contents, names, adds_rows=adds_rows)
         number = self._past[-1].number + 1 if self._past else 1
         step = int(self._contents["global_step"])
-        change = TableChange(number, step, new, dropped, renamed, new_slots, reset)
+        change = TableChange(number, step, new, dropped, renamed, new_slots, reset, frozen, trained)
         entries = [here.get(name, self._specs[name]) for name in self._specs]
         loaded = {old: name for old, name in names.items() if name not in reset}
         return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change, adds_rows)
@@ -237,10 +248,18 @@ class _Comparison:
     def _resets(self, name: str, here: Mapping[str, Any]) -> bool:
         action, flag = f"start table '{name}' anew", flag_text("--reset-table", name)
         entry = self._known(action, flag, name, here)
-        if entry is not None and (self._differing(name, entry) or self._shrinks(name, entry)):
+        if entry is not None and (
+            self._differing(name, entry) or self._shrinks(name, entry) or self._has_other_vectors(name)
+        ):
             return True
         self._check_done(action, flag, (change.reset for change in self._past), name, entry)
         return False
+
+    def _has_other_vectors(self, name: str) -> bool:
+        """Return whether a table starts from other vectors than in the commit. Raises InputError: there is no file."""
+        file = file_of(self._config.table(name))
+        before = self._contents.get(VECTORS, {}).get(name)
+        return (None if file is None else file.digest) != (None if before is None else str(before[1]))
 
     def _resets_slots(self, name: str, here: Mapping[str, Any]) -> bool:
         action, flag = f"start the slots of table '{name}' anew", flag_text("--reset-slots", name)
@@ -329,11 +348,17 @@ class _Comparison:
             )
         elif differing:
             key = differing[0]
-            there = f"has {key} {setting_text(old.get(key), new.get(key))}"
-            here = setting_text(new.get(key), old.get(key))
+            there = here = ""
+            if key == "trainable":
+                slots = f" with slots {listed(old['slots'])}" if old["slots"] else ""
+                there, here = (f"is trained{slots}", "frozen") if "trainable" in new else ("is frozen", "trained")
+            there = there or f"has {key} {setting_text(old.get(key), new.get(key))}"
+            here = here or setting_text(new.get(key), old.get(key))
             if set(differing) <= set(_OF_SLOTS) and not self._shrinks(name, old):
                 flag = flag_text("--reset-slots", name)
                 anew = "keep its weights and start new slots (reset_slots=)"
+                if "trainable" in new:
+                    anew = "keep its weights and drop its slots (reset_slots=)"
         elif self._shrinks(name, old):
             there, here = f"has {old['vocabulary_size']} rows", f"only {new['vocabulary_size']}"
             advice = "a table may grow, not shrink; give as many"

@@ -18,7 +18,7 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import ConfigError, InputError, StateError, UsageError
 from penstock.base.filesystem.file_stores import place_of
 from penstock.base.flag_values import local_path
-from penstock.checkpoint.manifests import num_pending, trusting
+from penstock.checkpoint.manifests import VECTORS, num_pending, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.table_changes import changes_in
 from penstock.checkpoint.versions import NamedCommit
@@ -37,6 +37,7 @@ from penstock.io.table_formats.tensor_names import guessed_part
 from penstock.io.table_formats.unread_formats import other_format
 from penstock.model.config.dynamic import settings_text
 from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import FromFile
 from penstock.pyx.id_table import IdTable
 
 EXAMPLE = "penstock inspect monday.arrows"
@@ -161,7 +162,9 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     tables, texts = [], []
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
-        text = f"{table['name']}: {count(table['vocabulary_size'])} × {table['dim']}, {table['optimizer']}, {slots}"
+        text = f"{table['name']}: {count(table['vocabulary_size'])} × {table['dim']}, "
+        text += f"{table['optimizer']}, {slots}" if table.get("trainable", True) else "frozen"
+        text += ", starts from vectors" if table["name"] in contents.get(VECTORS, {}) else ""
         text += f", drawn as {table['drawn_as']}" if "drawn_as" in table else ""
         if (directory := directories.get(table["name"])) is not None:
             table = {**table, "keys": len(directory["key"]), "waiting": len(directory["waiting.key"])}
@@ -192,9 +195,17 @@ def inspect_config(path: str, out: Output) -> None:
             table["optimizer"] = str(error)
         else:
             table |= {"optimizer": type(spec.optimizer).__name__, "placement": spec.placement.where}
+            if not spec.trainable:
+                table |= {"trainable": False, "until_step": spec.until_step}
+            if isinstance(spec.initializer, FromFile):
+                table["initial"] = spec.initializer.path
             if spec.dynamic is not None:
                 table["dynamic"] = asdict(spec.dynamic)
         text = f"{name}: {count(rows)} × {dim}, {table['optimizer']}"
+        if "trainable" in table:
+            until = table["until_step"]
+            text += ", frozen" + ("" if until is None else f" until step {count(until)}")
+        text += f", starts from {table['initial']}" if "initial" in table else ""
         if "dynamic" in table:
             text += f", dynamic: {settings_text(table['dynamic'])}".removesuffix(": ")
         text += {"host": ", on the host", "cached": ", on the host, cached"}.get(table.get("placement", ""), "")

@@ -10,6 +10,7 @@ from penstock.api.deltas import form_of
 from penstock.base.errors import UsageError
 from penstock.base.filesystem.append_file import check_new
 from penstock.base.integrations import PASSES_OF_ROWS
+from penstock.base.validation import INT64_MAX
 from penstock.checkpoint.store import PASSES, Folder
 from penstock.checkpoint.versions import check_no_version
 from penstock.cli.command_line import check_reading
@@ -65,7 +66,7 @@ class Checked:
             check_new(self.quarantine)
         check_deltas(args)
         if args.deltas is not None:
-            form_of(self.config.tables, DeltaOptions.among(vars(args)))
+            form_of(self.config.at_step(INT64_MAX).tables, DeltaOptions.among(vars(args)))
         tables = [] if args.out is None else [table_path(args.out, name) for name in self.config.table_names]
         check_not_read(args.sources, [*tables, *([] if args.metrics_file is None else [args.metrics_file])])
         files = (self.quarantine, file_of_deltas(args))

@@ -8,9 +8,10 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from penstock.base.errors import ConfigError, InputError
+from penstock.base.errors import ConfigError, InputError, PenstockError
 from penstock.base.filesystem.file_stores import place_of
 from penstock.base.threads import ThreadTeam
+from penstock.base.validation import INT64_MAX
 from penstock.cli.command_line import (
     Parser,
     add_flags,
@@ -28,12 +29,14 @@ from penstock.io.partitions.partition_source import TopicKind
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.model.config.embedding import EmbeddingConfig
+from penstock.model.config.tables import FromFile
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
-from penstock.model.stats import Counters, too_stale
+from penstock.model.stats import FROZEN, Counters, too_stale
 from penstock.model.workers import frame_in_rounds
 from penstock.pyx.keys.directory import directory_bytes
+from penstock.rows.initial_vectors import open_vectors
 
 EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2"
 
@@ -69,8 +72,11 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     if not findings:
         out.say("good      nothing to remark on the configuration")
     memory: dict[str, Any] = {}
+    of_vectors: list[str] = []
     if config is not None and not any(finding.severity == "error" for finding in findings):
-        memory = say_memory(config, out)
+        memory = say_memory(config.at_step(INT64_MAX), out)
+        of_vectors = vector_problems(config)
+        out.say_all("error     ", of_vectors)
     checks: list[SourceCheck] = []
     walked: dict[str, Any] = {}
     if config is None and args.sources:
@@ -83,7 +89,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         if checks:
             keys = KeyChecks(config if memory else None)
             walked = walk(
-                checks, options, policy_of(args, config), stores_of(config) if memory else {}, args, keys, out
+                checks, options, config, policy_of(args, config), stores_of(config) if memory else {}, args, keys, out
             )
             walked |= keys.say(out)
     stale_errors = walked.pop("stale_errors", [])
@@ -94,7 +100,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         if finding["severity"] == "error"
     ]
     of_sources = [error for check in checks for error in check.errors]
-    errors = [*of_config, *of_sources, *of_keys, *stale_errors]
+    errors = [*of_config, *of_vectors, *of_sources, *of_keys, *stale_errors]
     out.result(
         {
             "config": args.config,
@@ -106,7 +112,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
             **walked,
         }
     )
-    if any(check.is_bad for check in checks) or stale_errors:
+    if any(check.is_bad for check in checks) or stale_errors or of_vectors:
         return 3
     return 4 if errors else 0
 
@@ -139,6 +145,18 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
         tables = several(len(dynamic), "dynamic table")
         out.say(f"{'memory':8}  at least {size_text(total)} on the host: directories of {tables}")
     return memory
+
+
+def vector_problems(config: EmbeddingConfig) -> list[str]:
+    """Return what is wrong with the files that tables start from."""
+    problems = []
+    for spec in config.tables:
+        if isinstance(spec.initializer, FromFile):
+            try:
+                open_vectors(spec)
+            except PenstockError as error:
+                problems.append(str(error))
+    return problems
 
 
 class SourceCheck:
@@ -176,6 +194,11 @@ class SourceCheck:
             text = f"{count(number)} bad rows; first: {first}" if number else first
             (self.dropped if self._drops_bad_rows else self.errors).append(text)
             self.is_bad |= not self._drops_bad_rows
+        self.dropped += [
+            f"{count(number)} gradients of table '{reason.removeprefix(FROZEN)}', which is frozen"
+            for reason, number in self.counters.dropped.items()
+            if reason.startswith(FROZEN)
+        ]
 
     def say(self, out: Output) -> None:
         counters = self.counters
@@ -194,7 +217,11 @@ class SourceCheck:
     def to_dict(self) -> dict[str, Any]:
         counters = self.counters
         numbers = {name: getattr(counters, name) for name in ("rows", "frames", "stale", "stale_rows", "truncated")}
-        return {"source": self.source, **numbers, "bad_rows": dict(counters.dropped), "errors": self.errors}
+        of_frozen = {reason: n for reason, n in counters.dropped.items() if reason.startswith(FROZEN)}
+        bad_rows = {reason: n for reason, n in counters.dropped.items() if reason not in of_frozen}
+        return {"source": self.source, **numbers, "bad_rows": bad_rows, "errors": self.errors} | (
+            {"dropped": of_frozen} if of_frozen else {}
+        )
 
 
 def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
@@ -213,6 +240,7 @@ def stores_of(config: EmbeddingConfig) -> dict[str, TableStore]:
 def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
+    config: EmbeddingConfig,
     policy: GatePolicy,
     stores: Mapping[str, TableStore],
     args: argparse.Namespace,
@@ -231,7 +259,8 @@ def walk(
             keys.open(gate.global_step, pipeline)
         total.steps += 1
 
-    trial, names = TrialGate(policy, pipeline, on_open), policy.names_of_sources(len(checks))
+    specs = config.tables if pipeline is not None else ()
+    trial, names = TrialGate(policy, pipeline, on_open, specs), policy.names_of_sources(len(checks))
     gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, policy.merge(args.merge))) as numbered:
@@ -244,7 +273,7 @@ def walk(
             try:
                 frame, admitted = trial.admit(frame)
                 trial.open()
-            except InputError as error:  # of rounds: nothing can follow it
+            except InputError as error:  # of rounds, or of a table that refuses gradients: nothing can follow it
                 checks[number].errors.append(str(error))
                 checks[number].is_bad = True
                 break

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.api.deltas import form_of
-from penstock.base.validation import check_known
+from penstock.base.validation import INT64_MAX, check_known
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.options import DeltaOptions, GateOptions, InitialOptions, StageOptions, ThreadOptions, options_of
 
@@ -58,7 +58,7 @@ class StageFunction:
 
     @property
     def schema(self) -> pa.Schema:
-        return form_of(self._loaded().tables, DeltaOptions.among(self._of_stage)).schema
+        return form_of(self._loaded().at_step(INT64_MAX).tables, DeltaOptions.among(self._of_stage)).schema
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch] | pa.RecordBatch | pa.Table

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, TypeVar
 from weakref import ref
@@ -24,10 +25,12 @@ from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.core.rounds import Rounds
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import MAX_TIME, NO_FRAMES, Frame, FrameRun, Int64
+from penstock.model.frozen_tables import without_frozen
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates, Rates
 from penstock.model.stats import Counters, TableReport
 from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
+from penstock.rows.derived_slots import DerivedSlots
 from penstock.rows.table_set import TableSet
 
 T = TypeVar("T")
@@ -113,10 +116,19 @@ class EngineCore:
         return pushed
 
     def reduced(self, frame: Frame) -> Frame:
-        """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
-        # A stale frame adds to no sum.
+        """Return a frame reduced to the rows of this share, without those of frozen tables.
+
+        Raises InputError for a bad row in any share, and for rows of a table that refuses gradients.
+        """
+        # Those that are frozen up to a step: ``_trained``, under the lock. A stale frame adds to no sum.
         alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
-        return self.tables.held.reduced(frame, alone)
+        held, frozen = self.tables.held, self.tables.frozen
+        if not held.is_share or frame.fingerprint is not None:
+            return without_frozen(held.reduced(frame, alone), frozen)
+        # Every share counts all rows that are dropped, as it counts bad ones.
+        whole = without_frozen(frame, frozen)
+        part = held.reduced(replace(whole, fingerprint=None), alone)
+        return part if whole.fingerprint is None else replace(part, fingerprint=whole.fingerprint)
 
     def _guarded(
         self, push: Callable[[FrameRun, Context], Pushed | None], run: FrameRun, context: Context
@@ -144,6 +156,8 @@ class EngineCore:
         if native is None or values is None or gate.is_due():
             return None
         most_steps, most_changes = NO_LIMIT
+        if self.tables.next_thaw is not None:
+            most_steps = self.tables.next_thaw - gate.global_step
         for observer in self.observers:
             steps, changes = observer.limit()
             most_steps, most_changes = min(most_steps, steps), min(most_changes, changes)
@@ -184,6 +198,8 @@ class EngineCore:
             return Pushed(run, 0, 0, context, full=error)
         try:
             values: tuple[float, ...] = ()
+            frame = self._trained(frame, gate.global_step)
+            run = run.alone(frame)
             if gate.is_stale(frame.local_step):
                 run = run.alone(frame.audited())  # before it is counted as stale: a rejected frame is not counted
             else:
@@ -248,6 +264,7 @@ class EngineCore:
         if (problem := self._advance(context)) is not None:
             return Pushed(run, 0, 0, context, full=problem)
         worker, turn, is_stale = rounds.place(frame)
+        frame = self._trained(frame, turn)
         if is_stale:
             frame = frame.audited()  # as in _push
             assert frame.local_step is not None
@@ -366,6 +383,7 @@ class EngineCore:
         assert rounds.first_step is not None
         if rounds.first_step > gate.global_step:  # no worker has a frame for the steps before
             gate.global_step, gate.num_accumulated = rounds.first_step, 0
+            self._thaw()
         gate.check_may_open()
         rates = self._rates_of_round(context)  # before a turn is passed over
         while not gate.is_due():  # the workers without a frame have no turn in this step
@@ -469,6 +487,7 @@ class EngineCore:
                 return changed
 
             self.load(write)
+            self._thaw()
         return num_frames
 
     def set_clock_offset(self, offset: int) -> None:
@@ -597,6 +616,33 @@ class EngineCore:
         pushed.changed = {}  # the sums' memory is soon reused
         if pushed.seconds and self.tables.dynamic:
             self.tables.dynamic.forget_changes()
+        self._thaw()
+
+    # ---- tables that are frozen up to a step
+
+    def _trained(self, frame: Frame, step: int) -> Frame:
+        """Return a frame without the rows of tables that are frozen in the step that takes it, and not later."""
+        return frame if self.tables.next_thaw is None else without_frozen(frame, self.tables.frozen_before(step))
+
+    def _thaw(self) -> None:
+        """Let tables train whose step has come."""
+        due = self.tables.next_thaw
+        if due is None or self.global_step < due:
+            return
+        step = self.global_step
+        with self._whole():
+            for observer in reversed(self.observers):
+                observer.before_load()
+            specs = self.tables.thaw(step)
+            self._frame_steps.clear()
+            if names := [spec.name for spec in specs if spec.optimizer.derived_slot]:
+                derived = DerivedSlots(self.tables, self.rates.expected(step, self.last_rates))
+                for name in names:
+                    derived.derive_all(name)
+                derived.warn()
+            self.config = self.config.at_step(step)
+            for observer in self.observers:
+                observer.thawed(specs)
 
 
 def create_core(

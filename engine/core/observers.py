@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.base.errors import PenstockError
 from penstock.base.validation import INT64_MAX
+from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Coalesced, Frame, FrameRun, Int64
 from penstock.model.learning_rates import LearningRates
 from penstock.model.stats import Counters
@@ -106,6 +107,9 @@ class StepObserver:
 
     def before_load(self) -> None:
         """Prepare for a load, which may set any rows."""
+
+    def thawed(self, specs: Sequence[TableSpec]) -> None:
+        """Handle tables that are trained from this step on, after ``before_load``: their rows have slots now."""
 
     def load_refused(self) -> None:
         """Handle a load that had no room, and has changed nothing."""

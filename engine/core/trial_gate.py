@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.core.gate import Gate
 from penstock.core.pipeline import BadRowsError, Pipeline
 from penstock.core.rounds import Rounds
+from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Frame
+from penstock.model.frozen_tables import frozen_tables, without_frozen
 from penstock.model.gate_policy import GatePolicy
 
 
@@ -20,7 +22,14 @@ class TrialGate:
     turn : the step that takes the last frame that was admitted
     """
 
-    def __init__(self, policy: GatePolicy, pipeline: Pipeline | None, on_open: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        policy: GatePolicy,
+        pipeline: Pipeline | None,
+        on_open: Callable[[], object],
+        specs: Sequence[TableSpec] = (),
+    ) -> None:
+        self._specs = specs
         self.gate = Gate(policy.num_required, max_staleness=policy.max_staleness)
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         self.pipeline, self._on_open, self.turn = pipeline, on_open, 0
@@ -33,11 +42,12 @@ class TrialGate:
     def admit(self, frame: Frame) -> tuple[Frame, bool]:
         """Take one frame; ``open`` must follow. Returns it without bad rows, and whether it was admitted, or stale.
 
-        Raises InputError for a bad row, and for a frame that rounds refuse.
+        Raises InputError for a bad row, and for a frame that rounds or a frozen table refuse.
         """
         worker, turn, is_stale = 0, self.gate.global_step, self.gate.is_stale(frame.local_step)
         if self.turns is not None:
             worker, turn, is_stale = self.turns.place(frame)
+        frame = without_frozen(frame, frozen_tables(self._specs, turn))
         if is_stale:
             if self.pipeline is not None:
                 frame = frame.audited()

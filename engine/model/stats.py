@@ -182,7 +182,7 @@ class Report:
     seconds, rows_per_s : float
         Of the run, including reading.
     dropped : mapping of str to int
-        Reason → dropped rows.
+        Reason → dropped rows; ``frozen:NAME`` are valid gradients of a frozen table.
     verified : bool
         Whether all of the input was read and had matching checksums.
     tables : mapping of str to TableReport
@@ -309,6 +309,10 @@ def too_stale(stale_rows: int, rows: int, most: float | None) -> str | None:
     )
 
 
+# A reason of dropped rows, before the name of their table.
+FROZEN = "frozen:"
+
+
 @dataclass
 class Counters:
     """The counters of a run, or of frames outside runs. Fields as in Report."""
@@ -371,7 +375,9 @@ class Counters:
             notes.append(not_finite_note(self.not_finite, self.first_not_finite))
         for reason, n in self.dropped.items():
             first = f"; first: {first_bad[reason]}" if reason in first_bad else ""
-            notes.append(f"dropped {n} rows, {reason}{first}")
+            frozen = reason.removeprefix(FROZEN)
+            what = f"{reason}{first}" if frozen == reason else f"gradients of table '{frozen}', which is frozen"
+            notes.append(f"dropped {n} rows, {what}")
         return tuple(notes)
 
     def stale_note(self, verb: str) -> str:

@@ -14,6 +14,8 @@ from penstock.rows.table_set import TableSet
 
 log = logging.getLogger("penstock")
 
+_ROWS_AT_ONCE = 1 << 16
+
 
 class DerivedSlots:
     """Derives the slots of loaded rows, and counts them.
@@ -32,7 +34,8 @@ class DerivedSlots:
 
     def slot(self, name: str) -> str | None:
         """Return the slot that determines the weights of a table; None: it has none."""
-        return self._tables.specs[name].optimizer.derived_slot
+        spec = self._tables.specs[name]
+        return spec.optimizer.derived_slot if spec.trainable else None
 
     def derive(self, name: str, rows: Int64) -> None:
         """Set the slot of local rows, whose weights and other slots are set: a gradient of 0 keeps the weights."""
@@ -49,6 +52,15 @@ class DerivedSlots:
         rows_determined = int(determined.all(axis=1).sum())
         self.num_rows[f"{name}/{slot}"] += rows_determined
         self._undetermined[name] += len(rows) - rows_determined
+
+    def derive_all(self, name: str) -> None:
+        """Set the slot of all rows of a table."""
+        if name in self._tables.dynamic:
+            rows = self._tables.dynamic[name].directory.state()["row"].astype(np.int64)
+        else:
+            rows = np.arange(self._tables.held.specs[name].vocabulary_size)
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            self.derive(name, rows[first : first + _ROWS_AT_ONCE])
 
     def warn(self) -> None:
         """Log a line for each table with rows whose weights do not determine the slot; reports of runs have it, too."""

@@ -55,6 +55,8 @@ class DynamicTable:
         self.spec, self.settings, self._table, self.run = spec, settings, table, run
         self._initial = initial_rows(spec, seed)
         self.absent = self._initial if settings.missing == "initial" else InitialRows()
+        # Kept open; vectors that do not fit are found now.
+        self._vectors = self._initial.vectors(spec.id_type, spec.dim) if self._initial.kind == "vectors" else None
         self.row_keys: RowKeys | None = None
         self.directory = make_directory(spec, seed, share=share)
         self._has_opened = False
@@ -75,6 +77,12 @@ class DynamicTable:
         """Return the keys now, and what became of keys since ``start_counting``. expired_waiting : as counted"""
         report = key_report(self.directory, self._counted_before, expired_waiting)
         return replace(report, rolled_back=self._rolled_back)
+
+    def has_slots(self, spec: TableSpec) -> None:
+        """Note that rows have slots from now on. spec : of the table since then"""
+        self.spec = spec
+        if self._table.layout.bfloat16:
+            self._table.key_by(self.directory.keys)
 
     # ---- a step
 

@@ -15,16 +15,18 @@ import numpy.typing as npt
 from penstock.base.array_conversion import as_numbers, is_numeric
 from penstock.base.errors import ConfigError
 from penstock.model.config.specs import TableSpec
-from penstock.model.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
+from penstock.model.config.tables import Constant, FromFile, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.model.frames import Float32, Int64
 from penstock.pyx.initial_rows import draw, philox_key
+from penstock.rows.initial_vectors import Vectors, described, open_vectors, vectors_of
 
 
 class InitialRows(NamedTuple):
     """The rows that ids have before anything is written to them, and keys without a row.
 
     kind : "zero"; "constant": ``first``; "row_id": the key plus ``first``; "normal" and "uniform": drawn with
-        ``first``, ``second`` and the generator's ``key``, as ``pyx.initial_rows`` does
+        ``first``, ``second`` and the generator's ``key``, as ``pyx.initial_rows`` does; "vectors": those of a file,
+        which ``key`` describes
     """
 
     kind: str = "zero"
@@ -36,10 +38,17 @@ class InitialRows(NamedTuple):
         """Write the rows of keys, of their type, to ``out``: float32 (n, dim)."""
         if self.kind in ("zero", "constant"):
             out.fill(self.first)
+        elif self.kind == "vectors":
+            if len(keys):
+                self.vectors(keys.dtype.name, out.shape[1]).fill(keys.view(np.int64), out)
         elif self.kind == "row_id":
             out[:] = (keys.astype(np.float64) + self.first)[:, None]
         elif len(keys):
             draw(keys.view(np.int64), bytes.fromhex(self.key), self.kind == "normal", self.first, self.second, out)
+
+    def vectors(self, id_type: str, dim: int) -> Vectors:
+        """Return the vectors of a dynamic table. Raises StateError and InputError for their file."""
+        return vectors_of(self.key, id_type, dim)
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
@@ -57,6 +66,15 @@ def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
             return out
 
         return drawn
+    if isinstance(start, FromFile):
+        vectors = open_vectors(spec)
+
+        def found(ids: Int64) -> Float32:
+            out = np.empty((len(ids), spec.dim), np.float32)
+            vectors.fill(ids, out)
+            return out
+
+        return found
     values = start(shape, np.float32)
     array = as_numbers(values, f"table '{spec.name}': its initializer", ConfigError)
     if not is_numeric(array):
@@ -74,6 +92,8 @@ def initial_rows(spec: TableSpec, seed: int) -> InitialRows:
         return InitialRows("constant", start.value)
     if isinstance(start, RowIdInitializer):
         return InitialRows("row_id", start.offset)
+    if isinstance(start, FromFile):
+        return InitialRows("vectors", key=described(spec))
     key = philox_key(b"start", seed, spec.drawn_as).hex()
     if isinstance(start, TruncatedNormal):
         return InitialRows("normal", start.stddev, start.mean, key)

@@ -7,6 +7,7 @@ gradient sources, the gate and the order of frames.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from penstock.base.errors import UsageError, listed
 from penstock.base.threads import ThreadTeam
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import valid_ids
-from penstock.model.config.specs import WEIGHTS
+from penstock.model.config.specs import WEIGHTS, TableSpec
 from penstock.model.frames import Coalesced, Float32, Int64
+from penstock.model.frozen_tables import check_no_until_step, frozen_tables
 from penstock.model.stats import CacheReport
 from penstock.model.updates import Ops, quantize
 from penstock.model.updates.rule import Rate
@@ -24,13 +26,16 @@ from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
 from penstock.pyx.gate_counts import GateCounts
 from penstock.rows.arguments import checked_parts
+from penstock.rows.bridge.backend_tables import BackendTables
 from penstock.rows.bridge.backends import check_placed, create_placed, layouts_of, reasons_for_xla
+from penstock.rows.bridge.cached_tables import CachedTables
 from penstock.rows.bridge.device_tables import DeviceTable
 from penstock.rows.bridge.devices import AnyMesh
 from penstock.rows.bridge.host_tables import Allocate, HostTables
 from penstock.rows.bridge.mesh_selection import make_mesh, processes_of
 from penstock.rows.dynamic_table import DynamicTable, TableKeys
 from penstock.rows.held_rows import HeldRows
+from penstock.rows.initial_vectors import VectorFile, file_of
 from penstock.rows.key_directory import bytes_of_directories
 from penstock.rows.state_hash import KeyArrays, state_hash
 from penstock.rows.table_programs import TablePrograms, Variant, preferred
@@ -52,6 +57,9 @@ class TableSet:
     processes : the processes that the mesh spans; None: only this one
     programs : the programs that update the tables
     notes : why XLA's update tables of the host, and which loaded slots are initial ones, a sentence each
+    frozen : the tables that are never trained, as ``frozen_tables`` returns them
+    next_thaw : the step from which on the next frozen table is trained; None: there is none
+    vector_files : name → the file that a table starts from
     cached : name → CachedTables, of the tables whose placement is "cached"
     """
 
@@ -65,7 +73,13 @@ class TableSet:
         variant: Variant = "auto",
         allocate: Allocate | None = None,
     ) -> None:
+        self._config = config
         self.specs = {spec.name: spec for spec in config.tables}
+        self._waiting = {
+            name: spec.until_step
+            for name, spec in self.specs.items()
+            if not spec.trainable and spec.until_step is not None
+        }
         mod = config.sharding_strategy == "MOD"
         self.held = HeldRows(self.specs, mod, seed, share)
         devices = make_mesh(mesh)
@@ -74,19 +88,35 @@ class TableSet:
         specs = self.held.specs
         layouts = layouts_of(specs, devices, mod, self.held.among)
         dynamic_specs = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
-        check_placed(specs, layouts, devices, bytes_of_directories(dynamic_specs, 1 if share is None else share[1]))
+        directories = bytes_of_directories(dynamic_specs, 1 if share is None else share[1])
+        check_placed(specs, layouts, devices, directories)
+        if self._waiting:  # the room for their slots, too
+            trained = {name: config.at_step(step).table(name) for name, step in self._waiting.items()}
+            later = {**specs, **trained}
+            check_placed(later, layouts_of(later, devices, mod, self.held.among), devices, directories)
         preference = preferred(self.specs, variant)
-        self._groups, self.cached = create_placed(specs, layouts, devices, team, preference, self.processes, allocate)
+
+        def create(names: Sequence[str]) -> tuple[list[BackendTables], dict[str, CachedTables]]:
+            chosen = {name: specs[name] for name in names}
+            layouts = layouts_of(chosen, devices, mod, self.held.among)
+            return create_placed(chosen, layouts, devices, team, preference, self.processes, allocate)
+
+        # Each of those that get slots later has arrays of its own, which are replaced then.
+        self._create = create
+        self._groups, self.cached = create([name for name in specs if name not in self._waiting])
+        for name in self._waiting:
+            groups, cached = create([name])
+            self._groups += groups
+            self.cached |= cached
+        self._note_groups()
         members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
         created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self.notes = reasons_for_xla(specs, layouts, devices, self.programs.variants)
-        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
-        # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
-        self._empty_updates = {
-            name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
-        }
+        # Who restores a commit compares them with those of the commit.
+        self.vector_files = self._vector_files()
+        self.frozen = frozen_tables(self.specs.values())
         self.dynamic = TableKeys(
             {
                 name: DynamicTable(spec, created[name], seed, team.run, share or (0, 1))
@@ -98,6 +128,44 @@ class TableSet:
             if name not in self.dynamic:
                 self._tables[name].fill(self.held.start_of(name))
 
+    def _vector_files(self) -> dict[str, VectorFile]:
+        """Return name → the file that a table starts from, of equal contents in all processes. Raises InputError."""
+        with nullcontext() if self.processes is None else self.processes.sharing_errors():
+            files = {name: file for name, spec in self.specs.items() if (file := file_of(spec)) is not None}
+        if files and self.processes is not None:
+            self.processes.agree(f"Engine(…), initial vectors {[file.digest for file in files.values()]}")
+        return files
+
+    def _note_groups(self) -> None:
+        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
+        # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
+        self._empty_updates = {
+            name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
+        }
+        self.next_thaw = min(self._waiting.values(), default=None)
+
+    # ---- tables that are frozen up to a step
+
+    def frozen_before(self, step: int) -> dict[str, bool]:
+        """Return the tables that are frozen in a step and trained later, as ``frozen_tables`` does."""
+        return {name: self.specs[name].refuses_gradients for name, until in self._waiting.items() if step < until}
+
+    def thaw(self, step: int) -> list[TableSpec]:
+        """Let the tables whose ``until_step`` has come train: give their rows new slots. Returns their specs."""
+        names = [name for name, until in self._waiting.items() if until <= step]
+        config = self._config.at_step(step)
+        for name in names:
+            del self._waiting[name]
+            self.specs[name] = self.held.specs[name] = config.table(name)
+            before, ((backend,), cached) = self._tables[name].backend, self._create([name])
+            self._tables[name].move(backend)
+            self._groups[self._groups.index(before)] = backend
+            self.cached |= cached
+            if name in self.dynamic:
+                self.dynamic[name].has_slots(self.specs[name])
+        self._note_groups()
+        return [self.specs[name] for name in names]
+
     @property
     def are_on_host(self) -> bool:
         """Return whether all rows are in the host's memory, which no thread of a device has to copy from."""
@@ -105,8 +173,11 @@ class TableSet:
 
     def _check_process(self) -> None:
         """Raise UsageError for a share, or a dynamic or host-placed table, if the mesh spans several processes."""
+        if self.held.is_share:
+            check_no_until_step(self.specs.values(), "an engine with a share of the rows")
         if self.processes is None:
             return
+        check_no_until_step(self.specs.values(), "a mesh of several processes")
         if self.held.is_share:
             raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
         for name, spec in self.specs.items():
@@ -176,6 +247,8 @@ class TableSet:
         """
         spec = self.specs[name]
         if self.dynamic or self.held.is_share or self._empty_updates or not spec.accumulate or spec.rule.counts_steps:
+            return None
+        if not self.specs[name].trainable:
             return None
         for group, specs in self._members:
             if isinstance(group, HostTables) and spec in specs:

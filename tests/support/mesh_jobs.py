@@ -3,6 +3,8 @@
 A job is a function of (mesh, rank, count, folder), which returns what the test sees; mesh_processes.py starts it.
 """
 
+import os
+
 import numpy as np
 
 ROWS = {"a": 24, "b": 24, "m": 20, "n": 20, "r": 20, "s": 16, "h": 24}
@@ -140,6 +142,35 @@ def ran(mesh, rank, count, folder):
     counts = report.frames, report.steps, report.pending, report.rows
     engine.write_tables(folder / "tables")
     return counts, state(engine), engine.state_hash(), engine.lookup("t", [rank, 20, 3 * rank])
+
+
+def frozen(mesh, rank, count, folder):
+    """A frozen table of vectors next to one that is trained; then files that differ between the processes."""
+    import penstock as ps
+
+    def engine_of(path):
+        word = ps.TableConfig(24, 4, ps.FromFile(path), name="word", trainable=False)
+        user = ps.TableConfig(24, 4, name="user", optimizer=ps.Adagrad(0.1))
+        return ps.Engine(ps.EmbeddingConfig.from_tables([word, user]), mesh, num_required=count)
+
+    vectors = np.arange(96, dtype=np.float32).reshape(24, 4)
+    (folder / f"of{rank}").mkdir()
+    os.chdir(folder / f"of{rank}")  # as on a host of its own
+    np.save("same.npy", vectors)
+    np.save("other.npy", vectors + rank)
+    engine = engine_of("same.npy")
+    before = engine.retrieve_parameters("user")["parameters"]
+    for number in range(3):
+        rng = np.random.default_rng([rank, number])
+        rows = rng.integers(0, 24, 5), rng.standard_normal((5, 4), np.float32)
+        engine.apply({"word": rows, "user": rows} if number < 2 else {"word": rows})
+    after = {name: engine.retrieve_parameters(name) for name in ("word", "user")}
+    try:
+        engine_of("other.npy")
+        problem = ""
+    except ps.PenstockError as error:
+        problem = str(error)
+    return after, bool((after["user"]["parameters"] != before).any()), engine.global_step, engine.state_hash(), problem
 
 
 def features_of(rank):

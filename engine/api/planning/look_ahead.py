@@ -231,5 +231,7 @@ def _is_pause(frame: Frame) -> bool:
 
 def looked_ahead(specs: Mapping[str, TableSpec]) -> dict[str, int]:
     """Return by how many openings each cached table looks ahead, without those that do not."""
-    cached = {name: spec.placement for name, spec in specs.items() if spec.placement.where == "cached"}
+    cached = {
+        name: spec.placement for name, spec in specs.items() if spec.placement.where == "cached" and spec.trainable
+    }
     return {name: placement.look_ahead for name, placement in cached.items() if placement.look_ahead}

@@ -16,6 +16,7 @@ from penstock.api.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, 
 from penstock.base.errors import ConfigError, InputError
 from penstock.base.html_tables import html_table
 from penstock.base.threads import ThreadTeam
+from penstock.base.validation import INT64_MAX
 from penstock.core.pipeline import Pipeline, store_of
 from penstock.core.trial_gate import TrialGate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -64,10 +65,11 @@ class Planner:
         threads: int | None = None,
         sample: float | None = None,
     ) -> None:
-        specs = {spec.name: spec for spec in config.tables}
-        dynamic = [name for name, spec in specs.items() if spec.dynamic is not None]
-        cached = [name for name, spec in specs.items() if spec.placement.where == "cached"]
-        _check_subject(choices, bool(dynamic), bool(cached))
+        specs = {spec.name: spec for spec in config.at_step(INT64_MAX).tables}
+        trained = {name: spec for name, spec in specs.items() if spec.trainable}
+        dynamic = [name for name, spec in trained.items() if spec.dynamic is not None]
+        cached = [name for name, spec in trained.items() if spec.placement.where == "cached"]
+        _check_subject(choices, bool(dynamic), bool(cached), "" if trained == specs else " that is trained")
         if config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
         planned = {name: specs[name] for name in dict.fromkeys([*dynamic, *cached])}
@@ -92,7 +94,7 @@ class Planner:
         }
         self.pipeline = Pipeline(stores, ThreadTeam(threads))
         self._policy = policy or config.gate_policy
-        self._trial = TrialGate(self._policy, self.pipeline, self._step)
+        self._trial = TrialGate(self._policy, self.pipeline, self._step, config.tables)
         self.gate = self._trial.gate
         self.counters = Counters()
         self.read_all = False
@@ -182,9 +184,9 @@ class Planner:
             yield name, opening if bits == 0 else opening.at(sampled(directory, opening.keys, bits))
 
 
-def _check_subject(choices: Sequence[Choice], is_dynamic: bool, is_cached: bool) -> None:
-    """Raise ConfigError if no table has what the choices are about."""
-    subject = "no table of the configuration"
+def _check_subject(choices: Sequence[Choice], is_dynamic: bool, is_cached: bool, which: str) -> None:
+    """Raise ConfigError if no table has what the choices are about. which : tables were looked at"""
+    subject = f"no table of the configuration{which}"
     if not is_dynamic and not is_cached:
         both = "is dynamic or has the placement CACHED: there is nothing to plan"
         raise ConfigError(f"{subject} {both} (docs/dynamic.md, docs/placement.md)")

@@ -113,6 +113,8 @@ class EmbeddingTables:
         for name, rule in rules.items():
             if name not in config.table_names:
                 raise UsageError(f"rules: no table '{name}' in the configuration ({listed(config.table_names)})")
+            if not config.table(name).trainable:
+                raise UsageError(f"rules, table '{name}': it is frozen; omit its rule")
             if not isinstance(rule, OptaxRule):
                 got = type(rule).__name__
                 raise UsageTypeError(f"rules, table '{name}': expected a rule of updates.from_optax, got {got}")
@@ -414,6 +416,8 @@ class EmbeddingTables:
         by_feature = leaves(structure_for(self.config, gradients), gradients, "gradients")
         updated = dict(tables)
         for name, table_uses in uses.items():
+            if not self._specs[name].trainable:
+                continue
             table_gradients = {self.config.features[index].path: by_feature[index] for index in self._indices[name]}
             rate = self._rate(name, learning_rates)
             updated[name] = functional_table.apply(self.rules[name], tables[name], table_uses, table_gradients, rate)
@@ -496,6 +500,8 @@ def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
         "it is updated once per gradient": not spec.accumulate,
         "its optimizer changes rows without gradients": isinstance(rule, UpdateRule) and rule.non_lazy,
         "its optimizer counts steps": isinstance(rule, UpdateRule) and rule.counts_steps,
+        "it is trained from a step on (until_step)": not spec.trainable and spec.until_step is not None,
+        "it refuses gradients (on_gradient)": spec.refuses_gradients,
     }
     for problem, applies in problems.items():
         if applies:

@@ -24,6 +24,7 @@ from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.opening import check_not_read
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.id_ranges import bounds, expected
+from penstock.model.config.proto_views import table_messages
 from penstock.model.frames import Contributor, Frame
 from penstock.model.options import OneReaderOptions, ReadingOptions
 from penstock.model.stats import too_stale
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
         "merge": policy.merge(args.merge),
     }
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
-    key = _key_of(config, table, args.id)
+    key, until = _key_of(config, table, args.id), _first_step(config, table)
     reader = FrameReader(args.sources, options)
     blamed, waiting = list[BlamedFrame](), list[tuple[int, BlamedFrame]]()
 
@@ -95,7 +96,10 @@ def run(args: argparse.Namespace, out: Output) -> None:
             read[number] += 1
             rows += frame.num_rows
             if trial.admit(frame)[1]:
-                waiting += [] if entry is None else [(trial.turn, entry)]
+                if entry is not None and trial.turn < until:
+                    blamed.pop()  # the table was frozen
+                elif entry is not None:
+                    waiting.append((trial.turn, entry))
             else:
                 stale_rows += frame.num_rows
                 if entry is not None:
@@ -131,6 +135,16 @@ def _table_of(config: EmbeddingConfig, name: str | None) -> str:
     if name is None and len(names) > 1:
         raise UsageError(f"--table: name the table of the row: {listed(names)}")
     return name or names[0]  # ReadOptions checks that it exists
+
+
+def _first_step(config: EmbeddingConfig, table: str) -> int:
+    """Return the first step that changes a table. Raises UsageError if none ever does."""
+    for message in table_messages(config.to_engine_proto()):
+        if message.name == table and message.is_never_trained:
+            raise UsageError(f"--table: '{table}' is frozen, so no gradient has changed it")
+        if message.name == table:
+            return message.until_step or 0
+    return 0
 
 
 def _key_of(config: EmbeddingConfig, table: str, row_id: int) -> int:

@@ -68,7 +68,7 @@ class LockstepCore(EngineCore):
         """Push the next frame of a run: every frame is part of a round."""
         with self.gate.still(), self.processes.sharing_errors():
             self.check_ready()
-            frame = run.frame().audited()
+            frame = self.reduced(run.frame().audited())
             brings = STALE if self.gate.is_stale(frame.local_step) else FRAME
             if brings == FRAME:
                 frame = self._checked(frame)

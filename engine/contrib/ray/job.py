@@ -27,6 +27,7 @@ from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.opening import expanded
+from penstock.model.frozen_tables import check_no_until_step
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import DeltaOptions, JobOptions
@@ -90,6 +91,7 @@ class Job:
         config, sources = options.config, expanded(options.sources)
         if not sources:
             raise UsageError("sources: give at least one")
+        check_no_until_step(config.tables, "a job")
         whole("shares", options.shares, 1)
         readers = min(len(sources), options.shares if options.readers is None else options.readers)
         whole("readers", readers, 1)

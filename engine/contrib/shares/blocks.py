@@ -18,6 +18,7 @@ from penstock.contrib.shares.summing import FrameSums
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Float32, Frame, Int64, Rows
+from penstock.model.frozen_tables import frozen_tables, without_frozen
 from penstock.pyx import partition
 from penstock.rows.shares import shares_of
 
@@ -49,7 +50,7 @@ class Router:
     def __init__(self, config: EmbeddingConfig, count: int, seed: int = 0, *, sums: bool = False) -> None:
         self._dims = {spec.name: spec.dim for spec in config.tables}
         self._shares = shares_of(config.tables, config.sharding_strategy == "MOD", seed, 0, count)
-        self._count = count
+        self._count, self._frozen = count, frozen_tables(config.tables)
         self._sums = FrameSums(config.tables) if sums else None
 
     def block(self, frames: Sequence[Frame]) -> RoutedBlock:
@@ -70,7 +71,7 @@ class Router:
         InputError
             For a bad row.
         """
-        count, whole = self._count, [frame.audited() for frame in frames]
+        count, whole = self._count, [without_frozen(frame.audited(), self._frozen) for frame in frames]
         heads = [_head(frame) for frame in whole]
         routed = []  # (rows, their owners, their numbers there)
         rows_of = np.zeros((len(whole), len(self._dims), count), np.int64)

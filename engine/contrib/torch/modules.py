@@ -42,7 +42,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         self.store = store
         self._like = torch.empty(0, device=device, dtype=dtype)  # no buffer: neither saved nor sent by DDP
         self._prefetched: tuple[object, LimitedCall[Planned]] | None = None
-        self._frozen: set[str] = set()  # tables whose rows get no gradient
+        # Tables whose rows get no gradient.
+        self._frozen = {name for name, info in store.tables.items() if info.is_frozen}
 
     def prefetch(self, features: Any) -> None:
         """Pull the rows of the next batch on a thread. The next forward pass with the same object uses them.

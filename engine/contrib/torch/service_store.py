@@ -423,6 +423,7 @@ def _info(schema: pa.Schema) -> TableInfo:
         b"penstock.changes_alone" in metadata,
         None if tag is None else int(tag),
         None if rate is None else float(rate),
+        b"penstock.frozen" in metadata,
     )
 
 

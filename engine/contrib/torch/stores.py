@@ -15,6 +15,7 @@ import numpy as np
 
 import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError, close_names, listed, unreleased
+from penstock.base.validation import INT64_MAX
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
 from penstock.model.version import Version
@@ -38,6 +39,7 @@ class TableInfo(NamedTuple):
     changes_alone : whether a step changes only rows of its frames; not of a dynamic table or by a non-lazy optimizer
     tag : of its learning rate; None: a constant
     served_rate : what the flags of a service set the tag to; None: nothing
+    is_frozen : whether it is never trained
     """
 
     dim: int
@@ -45,6 +47,7 @@ class TableInfo(NamedTuple):
     changes_alone: bool
     tag: int | None = None
     served_rate: float | None = None
+    is_frozen: bool = False
 
 
 class StepReport(NamedTuple):
@@ -331,13 +334,14 @@ class EngineStore(Store):
         self.engine, self.contributor = engine, contributor
         self.num_required, self.reduction = engine.gate.num_required or 1, engine.reduction
         self.tables = {
-            name: TableInfo(
+            spec.name: TableInfo(
                 spec.dim,
                 None if spec.dynamic else spec.vocabulary_size,
                 spec.dynamic is None and not spec.rule.non_lazy,
                 spec.tag,
+                is_frozen=not spec.trainable,
             )
-            for name, spec in engine.core.tables.specs.items()
+            for spec in engine.config.at_step(INT64_MAX).tables
         }
         self.report = StepReport(engine.global_step, 0, 0, engine.gate.num_accumulated)
 

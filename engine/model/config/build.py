@@ -30,6 +30,7 @@ from penstock.model.config.tpu_embedding_configuration_pb2 import TPUEmbeddingCo
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.updates import (
     OWN_OPTIMIZERS,
+    SGD,
     DynamicLearningRate,
     FrequencyAwareAdagrad,
     Optimizer,
@@ -100,6 +101,8 @@ def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts
 
 def _optimizer(name: str, table: TableConfig, common: Optimizer | None) -> Optimizer:
     optimizer = common if table.optimizer is None else table.optimizer
+    if optimizer is None and not table.trainable and table.until_step is None:
+        optimizer = SGD()  # TensorFlow's message has one of each table
     if optimizer is None:
         raise ConfigError(f"table '{name}': no optimizer; give the table one, or the whole configuration")
     if not isinstance(optimizer, Optimizer):
@@ -176,6 +179,11 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
     if table.dynamic is not None:
         write_dynamic(settings, table.dynamic)
     write_placement(settings, table.placement)
+    if not table.trainable:
+        settings.trainable = False
+        settings.on_gradient = TableSettings.REFUSE if table.on_gradient == "refuse" else TableSettings.DROP
+        if table.until_step is not None:
+            settings.until_step = table.until_step
     if optimizer.parameters_field in OWN_OPTIMIZERS:
         try:
             optimizer.write_parameters(settings)

@@ -339,8 +339,8 @@ class EmbeddingConfig:
         Raises
         ------
         ConfigError
-            If that message cannot hold a table: a dynamic one, or one with an optimizer of penstock's or a Python
-            program.
+            If that message cannot hold a table: a dynamic or a frozen one, or one with an optimizer of penstock's or a
+            Python program.
 
         Examples
         --------
@@ -354,6 +354,12 @@ class EmbeddingConfig:
             raise ConfigError(
                 f"table '{dynamic}' is dynamic, which TensorFlow's message cannot hold; use to_engine_proto, or save, "
                 "which writes an EngineConfig"
+            )
+        frozen = next((table.name for table in table_messages(self._message) if not table.is_trainable), None)
+        if frozen is not None:
+            raise ConfigError(
+                f"table '{frozen}' is not trainable, which TensorFlow's message cannot say; use to_engine_proto, or "
+                "save, which writes an EngineConfig"
             )
         own = next((settings for settings in self._message.table if settings.WhichOneof("optimizer")), None)
         if own is not None:
@@ -415,7 +421,7 @@ class EmbeddingConfig:
             name = min(self._part.initializers)
             raise ConfigError(
                 f"table '{name}': its initializer is a Python callable, which a file cannot hold; "
-                "use a TruncatedNormal, Uniform, Constant or RowIdInitializer"
+                "use a TruncatedNormal, Uniform, Constant, RowIdInitializer or FromFile"
             )
         self._refuse_programs()
         try:
@@ -446,6 +452,30 @@ class EmbeddingConfig:
         if names == self._part.drawn_as:
             return self
         return EmbeddingConfig(self._message, self._part._replace(drawn_as=dict(names)), self._scan)
+
+    def at_step(self, step: int) -> EmbeddingConfig:
+        """Return this configuration as it is at a global step: tables are frozen up to their ``until_step``.
+
+        Parameters
+        ----------
+        step : int
+            The number of steps so far.
+
+        Returns
+        -------
+        EmbeddingConfig
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> word = ps.TableConfig(8, 2, name="word", trainable=False, until_step=100)
+        >>> config = ps.EmbeddingConfig.from_tables([word], optimizer=ps.Adagrad(0.1))
+        >>> config.table("word").slots, config.at_step(100).table("word").slots
+        ((), (('accumulators', 0.10000000149011612),))
+        """
+        if step == self._part.step or not any(table.HasField("until_step") for table in self._message.table):
+            return self
+        return EmbeddingConfig(self._message, self._part._replace(step=step), self._scan)
 
     def _refuse_programs(self) -> None:
         if self._part.programs:
@@ -650,7 +680,7 @@ class EmbeddingConfig:
             (
                 table.name,
                 *self.sizes[table.name],
-                OPTIMIZERS[table.algorithm].__name__,
+                "frozen" if table.is_never_trained else OPTIMIZERS[table.algorithm].__name__,
                 table.parameters.learning_rate.constant if table.tag is None else "dynamic",
             )
             for table in table_messages(self._message)

@@ -36,6 +36,11 @@ class RowId(_message.Message):
     offset: int
     def __init__(self, offset: _Optional[int] = ...) -> None: ...
 
+class Initial(_message.Message):
+    __slots__ = ()
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    def __init__(self, **kwargs: object) -> None: ...
+
 class RowWiseAdagradParameters(_message.Message):
     __slots__ = ("epsilon",)
     EPSILON_FIELD_NUMBER: _ClassVar[int]
@@ -164,7 +169,7 @@ class PlacementSettings(_message.Message):
     def __init__(self, where: _Optional[_Union[PlacementSettings.Where, str]] = ..., device_bytes: _Optional[int] = ..., look_ahead: _Optional[int] = ...) -> None: ...
 
 class TableSettings(_message.Message):
-    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "placement", "row_wise_adagrad", "torch_adagrad", "partial_row_wise_adam")
+    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "initial", "slot", "storage_dtype", "dynamic", "placement", "trainable", "on_gradient", "until_step", "row_wise_adagrad", "torch_adagrad", "partial_row_wise_adam")
     class StorageDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[TableSettings.StorageDtype]
@@ -175,15 +180,25 @@ class TableSettings(_message.Message):
     FLOAT32: TableSettings.StorageDtype
     BFLOAT16: TableSettings.StorageDtype
     INT32: TableSettings.StorageDtype
+    class OnGradient(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DROP: _ClassVar[TableSettings.OnGradient]
+        REFUSE: _ClassVar[TableSettings.OnGradient]
+    DROP: TableSettings.OnGradient
+    REFUSE: TableSettings.OnGradient
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_NORMAL_FIELD_NUMBER: _ClassVar[int]
     UNIFORM_FIELD_NUMBER: _ClassVar[int]
     CONSTANT_FIELD_NUMBER: _ClassVar[int]
     ROW_ID_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STORAGE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    ON_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_STEP_FIELD_NUMBER: _ClassVar[int]
     ROW_WISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     TORCH_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_ROW_WISE_ADAM_FIELD_NUMBER: _ClassVar[int]
@@ -192,14 +207,18 @@ class TableSettings(_message.Message):
     uniform: Uniform
     constant: Constant
     row_id: RowId
+    initial: Initial
     slot: _containers.RepeatedCompositeFieldContainer[SlotSettings]
     storage_dtype: TableSettings.StorageDtype
     dynamic: DynamicSettings
     placement: PlacementSettings
+    trainable: bool
+    on_gradient: TableSettings.OnGradient
+    until_step: int
     row_wise_adagrad: RowWiseAdagradParameters
     torch_adagrad: TorchAdagradParameters
     partial_row_wise_adam: PartialRowWiseAdamParameters
-    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., placement: _Optional[_Union[PlacementSettings, _Mapping[str, object]]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ..., torch_adagrad: _Optional[_Union[TorchAdagradParameters, _Mapping[str, object]]] = ..., partial_row_wise_adam: _Optional[_Union[PartialRowWiseAdamParameters, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., initial: _Optional[_Union[Initial, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., placement: _Optional[_Union[PlacementSettings, _Mapping[str, object]]] = ..., trainable: bool = ..., on_gradient: _Optional[_Union[TableSettings.OnGradient, str]] = ..., until_step: _Optional[int] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ..., torch_adagrad: _Optional[_Union[TorchAdagradParameters, _Mapping[str, object]]] = ..., partial_row_wise_adam: _Optional[_Union[PartialRowWiseAdamParameters, _Mapping[str, object]]] = ...) -> None: ...
 
 class FeatureSettings(_message.Message):
     __slots__ = ("name", "combiner", "max_sequence_length", "feature_id")

@@ -11,8 +11,9 @@ trap 'rm -rf "$out"' EXIT
     penstock/config/optimization_parameters.proto \
     penstock/config/tpu_embedding_configuration.proto \
     penstock/config/engine_config.proto
-# protoc leaves Mapping bare, which a strict type checker refuses, and takes the virtual path for the package.
+# protoc leaves Mapping and **kwargs bare, which a strict type checker refuses, and takes the virtual path for the
+# package.
 for made in "$out"/penstock/config/*_pb2.py*; do
-    sed -e 's/_Mapping\]/_Mapping[str, object]]/g' -e 's/^from penstock.config import/from penstock.model.config import/' \
+    sed -e 's/_Mapping\]/_Mapping[str, object]]/g' -e 's/\*\*kwargs)/**kwargs: object)/' -e 's/^from penstock.config import/from penstock.model.config import/' \
         -e "s/'penstock.config\./'penstock.model.config./" "$made" > "engine/model/config/$(basename "$made")"
 done

@@ -59,6 +59,19 @@ class TableMessage:
         return self.parameters.gradient_accumulation_status != GradientAccumulationStatus.DISABLED
 
     @property
+    def is_trainable(self) -> bool:
+        return self.settings.trainable or not self.settings.HasField("trainable")
+
+    @property
+    def is_never_trained(self) -> bool:
+        return not self.is_trainable and self.until_step is None
+
+    @property
+    def until_step(self) -> int | None:
+        """The step from which on a table that is not trainable is; None: never."""
+        return self.settings.until_step if self.settings.HasField("until_step") and not self.is_trainable else None
+
+    @property
     def tag(self) -> int | None:
         """The tag of a dynamic rate, None for a constant one. Presence decides: tag 0 is an empty message."""
         rate = self.parameters.learning_rate

@@ -19,6 +19,7 @@ from penstock.model.config.placement import ON_DEVICES, Placement, read_placemen
 from penstock.model.config.proto_views import TableMessage, read_limits
 from penstock.model.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.model.updates import (
+    SGD,
     DynamicLearningRate,
     FrequencyEstimator,
     LearningRate,
@@ -38,6 +39,7 @@ class PythonPart(NamedTuple):
     written : path in the message -> the number as written, before float32
     feature_structure : the nesting of the features, with the index of each at its leaf; None if unknown
     drawn_as : of a renamed table -> its first name
+    step : the global step: which tables are still frozen
     """
 
     schedules: dict[int, Callable[..., Any]]
@@ -46,6 +48,7 @@ class PythonPart(NamedTuple):
     written: dict[str, float]
     feature_structure: Any = None
     drawn_as: Mapping[str, str] = {}
+    step: int = 0
 
 
 # TensorFlow's name for a table's weights, as distinct from its slots.
@@ -96,6 +99,12 @@ class TableSpec:
         Ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size.
     placement : Placement
         Where rows and slots lie.
+    trainable : bool
+        False: frozen. ``slots`` is then empty, and no rule is ever applied.
+    refuses_gradients : bool
+        Of a frozen table: gradients for it are errors, and not dropped.
+    until_step : int or None
+        The step from which on a frozen table is trained; None: it stays as it is.
     drawn_as : str
         The name that initial rows and the hashes of keys depend on: the first name of a table that was renamed.
     """
@@ -114,6 +123,9 @@ class TableSpec:
     quantization: Quantization | None = None
     dynamic: Dynamic | None = None
     placement: Placement = ON_DEVICES
+    trainable: bool = True
+    refuses_gradients: bool = False
+    until_step: int | None = None
     drawn_as: str = ""
 
     def __post_init__(self) -> None:
@@ -196,9 +208,11 @@ def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
     if table.settings.HasField("dynamic") and table.name in part.initializers:
         raise ConfigError(
             f"table '{table.name}': a dynamic table cannot start from a Python callable, which draws all rows at once; "
-            "use a TruncatedNormal, Uniform, Constant or RowIdInitializer"
+            "use a TruncatedNormal, Uniform, Constant, RowIdInitializer or FromFile"
         )
     optimizer, starts = optimizer_of(table, part), table.initial_values
+    until = table.until_step
+    trainable = table.is_trainable or (until is not None and part.step >= until)
     return TableSpec(
         name=table.name,
         vocabulary_size=table.descriptor.vocabulary_size,
@@ -207,13 +221,16 @@ def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
         learning_rate=table.parameters.learning_rate.constant if table.tag is None else None,
         tag=table.tag,
         initializer=part.initializers.get(table.name) or _initializer(table),
-        slots=tuple((name, float32(starts.get(name, value))) for name, value in optimizer.slots()),
-        rule=update_rule(optimizer),
+        slots=tuple((name, float32(starts.get(name, value))) for name, value in optimizer.slots() if trainable),
+        rule=update_rule(optimizer if trainable else SGD()),
         accumulate=table.accumulates,
         storage_dtype="bfloat16" if table.settings.storage_dtype == TableSettings.BFLOAT16 else "float32",
         quantization=_quantization(table),
         dynamic=read_dynamic(table.settings),
         placement=read_placement(table.settings),
+        trainable=trainable,
+        refuses_gradients=not trainable and table.settings.on_gradient == TableSettings.REFUSE,
+        until_step=until,
         drawn_as=part.drawn_as.get(table.name, ""),
     )
 

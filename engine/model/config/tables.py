@@ -7,6 +7,7 @@ module does not depend on protos or files.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from penstock.model.updates.rule import float32
 
 COMBINERS = ("mean", "sum", "sqrtn")
 DTYPES = ("float32", "bfloat16", "int32")
+ON_GRADIENT = ("drop", "refuse")  # by the numbers of TableSettings.OnGradient
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,54 @@ class RowIdInitializer:
         return filled
 
 
-Initializer = TruncatedNormal | Uniform | Constant | RowIdInitializer
+@dataclass(frozen=True)
+class FromFile:
+    """The vector of each id or key in a file as its initial values; those without one start from zeros.
+
+    Parameters
+    ----------
+    path : str
+        A local file: Parquet as ``--out`` writes it (columns ``id`` and ``row``), or safetensors, torch or NumPy, of
+        one tensor or one that is named like the table, whose row i belongs to id i. For a dynamic table, a file of
+        tensors also has ``keys``. All vectors are finite float32.
+
+    Raises
+    ------
+    ConfigError
+        If ``path`` is empty, or no path.
+
+    Notes
+    -----
+    The file is opened at each start, and commits have its digest: without the file, or with another, a start from a
+    commit raises StateError.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> np.save("vectors.npy", np.float32([[1.0, 2.0], [3.0, 4.0]]))
+    >>> table = ps.TableConfig(3, 2, ps.FromFile("vectors.npy"), name="word", trainable=False)
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], optimizer=ps.SGD()))
+    >>> engine.lookup("word", [1, 2])
+    array([[3., 4.],
+           [0., 0.]], dtype=float32)
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
+            raise ConfigError(f"path must be that of a file of vectors, got {self.path!r}")
+        object.__setattr__(self, "path", str(self.path))
+
+
+Initializer = TruncatedNormal | Uniform | Constant | RowIdInitializer | FromFile
 INITIALIZERS: dict[str, type[Initializer]] = {
     "truncated_normal": TruncatedNormal,
     "uniform": Uniform,
     "constant": Constant,
     "row_id": RowIdInitializer,
+    "initial": FromFile,
 }
 """By the member of ``TableSettings.initializer``, whose fields are the class's arguments in order."""
 
@@ -199,7 +243,7 @@ class TableConfig:
         Number of rows, at least 1; of a dynamic table, the number of keys that have a row at once.
     dim : int
         Number of float32 values per row, at least 1.
-    initializer : TruncatedNormal, Uniform, Constant, RowIdInitializer, callable or None
+    initializer : TruncatedNormal, Uniform, Constant, RowIdInitializer, FromFile, callable or None
         The initial values. A callable is called as in TensorFlow, (shape, dtype) -> array, and cannot be saved with a
         configuration. None: ``TruncatedNormal(0, 1/sqrt(dim))``.
     optimizer : Optimizer or None
@@ -219,6 +263,12 @@ class TableConfig:
         Ids are any 64-bit keys; None: ids are at least 0 and below ``vocabulary_size``.
     placement : Placement
         Where rows and slots lie (docs/placement.md).
+    trainable : bool
+        False: the table is frozen. It is never updated, and has no slots.
+    on_gradient : {"drop", "refuse"}
+        Of a frozen table: gradients for it are dropped, and counted as ``frozen:NAME``, or are an error.
+    until_step : int or None
+        Of a frozen table: it is trained from this global step on, at least 1, with new slots; None: never.
 
     Raises
     ------
@@ -227,7 +277,7 @@ class TableConfig:
 
     References
     ----------
-    ``tf.tpu.experimental.embedding.TableConfig``; ``dynamic`` and ``placement`` are penstock's.
+    ``tf.tpu.experimental.embedding.TableConfig``; ``dynamic`` and what follows it are penstock's.
 
     Examples
     --------
@@ -249,6 +299,9 @@ class TableConfig:
     dtype: Any = field(default="float32", repr=False)
     dynamic: Dynamic | None = None
     placement: Placement = ON_DEVICES
+    trainable: bool = True
+    on_gradient: str = "drop"
+    until_step: int | None = None
 
     def __post_init__(self) -> None:
         for argument, value in (("vocabulary_size", self.vocabulary_size), ("dim", self.dim)):
@@ -258,7 +311,7 @@ class TableConfig:
             self.initializer = default_initializer(self.dim)
         elif not callable(self.initializer) and not isinstance(self.initializer, get_args(Initializer)):
             raise ConfigError(
-                f"initializer must be callable, a TruncatedNormal, Uniform or Constant, or None, got "
+                f"initializer must be callable, a TruncatedNormal, Uniform, Constant or FromFile, or None, got "
                 f"{self.initializer!r}"
             )
         if not isinstance(self.combiner, str) or self.combiner not in COMBINERS:
@@ -267,6 +320,17 @@ class TableConfig:
             raise ConfigError(f"dynamic must be a Dynamic or None, got {self.dynamic!r}")
         if not isinstance(self.placement, Placement):
             raise ConfigError(f"placement must be a Placement, such as Placement('host'), got {self.placement!r}")
+        if not isinstance(self.trainable, bool):
+            raise ConfigError(f"trainable must be True or False, got {self.trainable!r}")
+        if self.on_gradient not in ON_GRADIENT:
+            raise ConfigError(f"on_gradient must be one of {', '.join(ON_GRADIENT)}, got {self.on_gradient!r}")
+        if self.trainable and self.on_gradient != "drop":
+            raise ConfigError("on_gradient is of a frozen table; set trainable=False, or remove it")
+        if self.until_step is not None:
+            if self.trainable:
+                raise ConfigError("until_step is of a frozen table; set trainable=False, or remove it")
+            if type(self.until_step) is not int or not 1 <= self.until_step < 1 << 63:
+                raise ConfigError(f"until_step must be a step, at least 1, or None, got {self.until_step!r}")
         if dtype_name(self.dtype) not in DTYPES:
             raise ConfigError(f"dtype must be float32, bfloat16 or int32, got {self.dtype!r}")
 

@@ -45,6 +45,12 @@ class DeviceTable:
         """The tables in the host's memory that this is one of, and its index there; None: it is elsewhere."""
         return (self.backend, self._member) if isinstance(self.backend, HostTables) else None
 
+    def move(self, backend: BackendTables) -> None:
+        """Move the weights to other tables, with other slots. backend : new ones, of one member"""
+        before = DeviceTable(self.backend, self._member, self._user_mesh)
+        self.backend, self._member, self.layout = backend, 0, backend.layouts[0]
+        self.fill(before.read)
+
     def apply(self, ids: Int64, grads: Float32, learning_rate: Rate) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)
 

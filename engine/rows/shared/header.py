@@ -53,7 +53,8 @@ _COUNTS = ("dim", "num_rows", "num_shards", "rows_per_shard", "shards_per_part",
 _KEY_FIELDS = ("file", "salt", "expire_after", "absent")
 _ABSENT_FIELDS = ("kind", "first", "second", "key")
 _DRAWN_KINDS = ("normal", "uniform")
-_KINDS = ("zero", "constant", "row_id", *_DRAWN_KINDS)
+_KINDS = ("zero", "constant", "row_id", "vectors", *_DRAWN_KINDS)
+_KEY_FORMS = {"vectors": r'\[".+", "[0-9a-f]{64}", ".*"\]', **dict.fromkeys(_DRAWN_KINDS, "[0-9a-f]{32}")}
 
 
 class KeyFile(NamedTuple):
@@ -298,6 +299,6 @@ def _key_file(values: list[Any]) -> KeyFile:
             kind,
             absent.number("first"),
             absent.number("second"),
-            absent.text("key", re.compile("[0-9a-f]{32}" if kind in _DRAWN_KINDS else "").fullmatch),
+            absent.text("key", re.compile(_KEY_FORMS.get(kind, "")).fullmatch),
         ),
     )

@@ -37,6 +37,9 @@ class TableReads:
     def __init__(self, layout: TableLayout, parts: list[tuple[Float32, Any]], keys: RowKeys | None) -> None:
         self.layout, self.keys = layout, keys
         self._reads = RowReads(replace(layout, dim=layout.num_words), parts, keys)
+        absent = None if layout.keys is None else layout.keys.absent
+        has_vectors = absent is not None and absent.kind == "vectors"
+        self._vectors = absent.vectors(layout.id_type, layout.dim) if absent is not None and has_vectors else None
 
     def read(self, ids: Int64, out: Array, check: Check, rows: RowEncoding = FLOAT32) -> None:
         """Copy the weights of ids to ``out``. Raises UsageError for an id outside the table.

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, UsageError
+from penstock.base.validation import INT64_MAX
 from penstock.io.list_columns import list_column, row_type, row_values
 from penstock.model.frames import Int64
 from penstock.model.row_encodings import FLOAT32, ROWS_KEY, RowEncoding
@@ -41,7 +42,7 @@ class TableSnapshots:
         """
         dim = self._engine.core.tables.table(name).layout.dim
         dynamic = self._engine.core.tables.dynamic.get(name)
-        spec = self._engine.core.tables.specs[name]
+        spec = self._engine.config.at_step(INT64_MAX).table(name)  # an optimizer that it gets later may not be lazy
         id_type = spec.id_type
         fields = [
             pa.field("id", pa.type_for_alias(id_type), nullable=False),
@@ -58,6 +59,8 @@ class TableSnapshots:
             metadata["penstock.key_type"] = id_type
             metadata["penstock.absent"] = json.dumps(dynamic.absent)
             fields += [pa.field("last", pa.int64())] if self._log.last else []
+        if not spec.trainable:
+            metadata["penstock.frozen"] = "true"
         if spec.tag is not None:
             metadata["penstock.learning_rate_tag"] = str(spec.tag)
             if (rate := self._sequencer.rates.given.get(spec.tag)) is not None:

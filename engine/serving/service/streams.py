@@ -95,10 +95,15 @@ class Streams:
         self._open: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
         step, before = engine.global_step, self._positions.lineage
-        # The history of steps: a restart from the checkpoint continues it with another epoch.
-        self.lineage = Lineage.new(step) if before is None else before.started(step)
-        self._positions.lineage = self.lineage
+        # A restart from the checkpoint continues it with another epoch.
+        self._positions.lineage = Lineage.new(step) if before is None else before.started(step)
         self._durable = self._promised = self._copied()
+
+    @property
+    def lineage(self) -> Lineage:
+        """The history of steps."""
+        assert self._positions.lineage is not None
+        return self._positions.lineage
 
     @property
     def durable_step(self) -> int:

@@ -83,7 +83,8 @@ for name in ("SGD", "Adagrad", "AdagradMomentum", "FTRL", "Adam"):
 for name in ("TableConfig", "FeatureConfig", "QuantizationConfig", "RowIdInitializer"):
     their, our = (list(inspect.signature(getattr(m, name).__init__).parameters) for m in (theirs, penstock))
     # Their arguments first, in their order: a program of theirs may pass them by position.
-    assert our == their + (["dynamic", "placement"] if name == "TableConfig" else []), (name, their, our)
+    own = ["dynamic", "placement", "trainable", "on_gradient", "until_step"] if name == "TableConfig" else []
+    assert our == their + own, (name, their, our)
 rows = theirs.RowIdInitializer(3)((4, 2), tf.float32).numpy()
 assert (penstock.RowIdInitializer(3)((4, 2), tf.float32) == rows).all()
 table = penstock.TableConfig(10, 4, initializer=tf.keras.initializers.Ones(), dtype=tf.float32)

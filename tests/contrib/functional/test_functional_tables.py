@@ -254,3 +254,26 @@ def test_threads_prepare_batches_at_once(mesh_of):
         expected = jax.tree.leaves(embedding.gather(tables, alone))
         for got, wanted in zip(jax.tree.leaves(embedding.gather(tables, uses)), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_frozen_table_keeps_its_rows_and_starts_from_vectors(mesh_of, tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+    np.save(tmp_path / "vectors.npy", vectors)
+    config = config_of(initializer=ps.FromFile(tmp_path / "vectors.npy"), trainable=False)
+    embedding = EmbeddingTables(config, mesh_of(1))
+    tables, step = embedding.create(), step_of(embedding)
+    tables, _ = step(tables, embedding.preprocess(*batch_of(0)))
+    assert embedding.parameters(tables, "t").keys() == {"parameters"}
+    np.testing.assert_array_equal(embedding.parameters(tables, "t")["parameters"], vectors)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "problem"),
+    [
+        ({"until_step": 5}, "it is trained from a step on"),
+        ({"on_gradient": "refuse"}, "it refuses gradients"),
+    ],
+)
+def test_other_frozen_tables_need_an_engine(mesh_of, frozen, problem):
+    with pytest.raises(UsageError, match=f"table 't': {problem} .*; send its gradients to an Engine"):
+        EmbeddingTables(config_of(trainable=False, **frozen), mesh_of(1))

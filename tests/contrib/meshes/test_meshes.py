@@ -106,7 +106,7 @@ def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
     """name → the results of the jobs that ``make test`` runs, in two processes; and their folder"""
-    names, folder = ("ran", "trained", "failed"), tmp_path_factory.mktemp("processes")
+    names, folder = ("ran", "trained", "frozen", "failed"), tmp_path_factory.mktemp("processes")
     return dict(zip(names, all_started(names, 2, 2, folder), strict=True)), folder
 
 
@@ -157,6 +157,18 @@ def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(of_two):
         np.testing.assert_allclose(after, wanted, rtol=1e-6)
         assert after.tobytes() == result[0][2].tobytes()
         assert step == 1
+
+
+def test_a_frozen_table_keeps_its_vectors_in_all_processes_which_have_the_same(of_two):
+    results = of_two[0]["frozen"]
+    assert len({state_hash for *_, state_hash, _ in results}) == 1
+    for after, is_trained, step, _, problem in results:
+        assert after["word"].keys() == {"parameters"}
+        assert after["word"]["parameters"].ravel().tolist() == list(range(96))
+        assert is_trained
+        assert step == 3
+        assert "initial vectors" in problem
+        assert "\n" not in problem
 
 
 @pytest.mark.evidence

@@ -375,3 +375,41 @@ def test_a_source_that_can_be_read_once_is_refused_by_name(source, tmp_path, rep
     kinds = {"-": "standard input", "pipe": "a pipe", "delta:table": "a topic or a table that grows"}
     kind = kinds.get(source, "a live stream")
     assert f"{name}: is {kind}, which cannot be read several times; give a file or a folder" in line
+
+
+def test_frozen_tables_and_vectors_are_those_of_one_run(tmp_path, call):
+    vectors = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+    np.savez(tmp_path / "vectors.npz", keys=np.arange(60) * (2**62 // 60), rows=vectors)
+    np.save(tmp_path / "placed.npy", np.tile(vectors, (15, 1)))
+    more = [
+        ps.TableConfig(
+            200, 2, ps.FromFile(tmp_path / "vectors.npz"), ps.Adagrad(0.1), name="visitor", dynamic=ps.Dynamic()
+        ),
+        SWEPT,
+        ps.TableConfig(900, 2, ps.FromFile(tmp_path / "placed.npy"), name="placed", trainable=False),
+    ]
+    checkpoints.config_of(more=more).save(tmp_path / "tables.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log(batches()))
+    results = []
+    for words in (REPLAY, (*PASSES, "--passes", "3")):
+        out = tmp_path / words[0]
+        files = tmp_path / "tables.pbtxt", tmp_path / "log.arrows"
+        printed = call(0, *words, *files, "--checkpoint", out)[1]
+        results.append((printed["state_hash"], printed["dropped"]))
+        counters = ps.Engine.restore(out).session.ledger.totals
+        results[-1] += (dict(counters.dropped),)
+    assert results[0] == results[1]
+    assert results[0][1]["frozen:placed"] > 0
+    (tmp_path / "placed.npy").write_bytes(b"")
+    words = (*PASSES, "--passes", "2", *files, "--checkpoint", out, "--resume")
+    assert "table 'placed' needs the vectors that its rows start from" in call(5, *words)[0]
+
+
+def test_a_table_that_is_trained_from_a_step_on_is_refused(tmp_path, call):
+    table = ps.TableConfig(8, 2, name="user", optimizer=ps.SGD(0.1), trainable=False, until_step=3)
+    ps.EmbeddingConfig.from_tables([table]).save(tmp_path / "tables.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log(batches()))
+    words = ["passes", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
+    assert (
+        "table 'user' has until_step 3, which a replay in passes does not support" in call(4, *words, "--passes", 2)[0]
+    )

@@ -6,6 +6,7 @@ import os
 import re
 import urllib.request
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -45,6 +46,28 @@ def cluster():
 def alone(logs, config, **options):
     engine = ps.Engine(config, num_required=options.pop("num_required", 3))
     return engine.run(logs, merge="round", flush=True, **options), engine.state_hash()
+
+
+def test_frozen_tables_and_vectors_are_those_of_one_process(cluster, logs, tmp_path):
+    (user, item) = config_of().tables
+    vectors = np.random.default_rng(0).normal(size=(user.vocabulary_size, user.dim)).astype(np.float32)
+    np.save(tmp_path / "vectors.npy", vectors)
+    config = ps.EmbeddingConfig.from_tables(
+        [
+            ps.TableConfig(
+                user.vocabulary_size, user.dim, ps.FromFile(tmp_path / "vectors.npy"), name=user.name, trainable=False
+            ),
+            ps.TableConfig(item.vocabulary_size, item.dim, name=item.name, optimizer=item.optimizer),
+        ]
+    )
+    wanted, state = alone(logs, config)
+    options = {"shares": 2, "readers": 2, "num_required": 3, "flush": True, "checkpoint": tmp_path / "c"}
+    report = Job(config, logs, **options).run()
+    assert report.state_hash == state
+    assert report.dropped == wanted.dropped != {}
+    np.save(tmp_path / "vectors.npy", vectors + 1)
+    with pytest.raises(ps.StateError, match=f"table '{user.name}' needs the vectors that its rows start from"):
+        Job(config, logs, **options, resume=True).run()
 
 
 @pytest.mark.parametrize(("shares", "readers"), [(1, 1), (2, 2), (3, 1), (5, 2)])

@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from services import service_of  # noqa: E402
 from torch_models import IDS, BagConfig, engine_of  # noqa: E402
 
 import penstock as ps  # noqa: E402
@@ -170,3 +171,47 @@ def test_the_method_of_a_model_reaches_parameters_only():
     assert model(IDS).requires_grad
     with pytest.raises(TypeError, match=r"requires_grad_: expected a torch.nn.Module, got list"):
         pt.requires_grad_([bag], False)
+
+
+def frozen_engine(**more):
+    """An engine whose table ``user`` is never trained, and ``item`` from the second step on."""
+    user = ps.TableConfig(ROWS, 4, name="user", trainable=False, **more)
+    item = ps.TableConfig(ROWS, 4, name="item", trainable=False, until_step=1)
+    return ps.Engine(
+        ps.EmbeddingConfig.from_tables([user, item, ps.TableConfig(ROWS, 4, name="shop")], ps.Adagrad(0.1))
+    )
+
+
+def collection_of(store):
+    return pt.EmbeddingBagCollection(
+        tables=[BagConfig(name, ROWS, 4, [f"of_{name}"]) for name in ("user", "item", "shop")], store=store
+    )
+
+
+def test_rows_of_a_table_that_the_configuration_freezes_get_no_gradient():
+    engine = frozen_engine(on_gradient="refuse")
+    collection, before = collection_of(pt.store(engine)), rows_of(engine)
+    opt, tensors = pt.Step(collection), tensors_of(collection)
+    assert {name for name, tensor in tensors.items() if tensor.grad_fn is not None} >= {"of_item", "of_shop"}
+    train(collection, opt)
+    assert changed(engine, before) == {"shop"}
+    train(collection, opt)
+    assert changed(engine, before) == {"item", "shop"}
+    assert engine.gate.global_step == 2
+    collection.requires_grad_(True)
+    loss_of(tensors_of(collection)).backward()
+    with pytest.raises(ps.InputError, match="for table 'user', which is frozen and refuses them"):
+        opt.step()
+
+
+def test_a_service_says_which_tables_are_frozen():
+    with service_of(frozen_engine()) as service, pt.store(service.address.uri) as store:
+        assert {name: info.is_frozen for name, info in store.tables.items()} == {
+            "user": True, "item": False, "shop": False,
+        }  # fmt: skip
+        collection, before = collection_of(store), rows_of(service.engine)
+        opt = pt.Step(collection)
+        for seed in range(2):
+            train(collection, opt, seed)
+        assert changed(service.engine, before) == {"item", "shop"}
+        assert not service.sequencer.counters.dropped["frozen:user"]

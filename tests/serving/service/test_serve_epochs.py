@@ -5,6 +5,7 @@ import shutil
 import signal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from cli import outcome
@@ -57,6 +58,36 @@ def at_six(tmp_path):
         versions = versions_of(client)
     assert [version.step for version in versions] == [6, 6]
     return folder, versions
+
+
+def test_readers_fetch_tables_that_are_trained_from_a_step_on(tmp_path):
+    config = config_of()
+    frozen = ps.TableConfig(8, DIM, name="frozen", optimizer=ps.Adagrad(0.5), trainable=False, until_step=2)
+    (table,) = config.tables
+    user = ps.TableConfig(table.vocabulary_size, DIM, name="user", optimizer=table.optimizer)
+    config = ps.EmbeddingConfig.from_tables([user, frozen])
+    with service_of(ps.Engine(config), tmp_path / "c") as service, client_of(service) as client:
+        before = client.table("frozen")
+        for number in range(4):
+            push(client, [named(FRAMES[number], "frozen" if number else "user")])
+            assert (number < 1) == (service.engine.slots("frozen") == {})
+        with pytest.raises(ps.DeltasGoneError, match="the tables of this service have changed at step 2; read the t"):
+            list(client.deltas(before.version))
+        after = client.table("frozen")
+        assert after.version.step == 4
+        assert (after.rows != before.rows).any()
+        push(client, [named(FRAMES[4], "frozen")])
+        (delta,) = client.deltas(after.version)
+        assert delta.version.follows(after.version)
+    with serving(tmp_path / "c") as service, client_of(service) as client:
+        assert list(client.deltas(delta.version)) == []
+        assert service.engine.slots("frozen").keys() == {"accumulators"}
+
+
+def named(batch, table):
+    ids = batch.column("id").to_numpy() % 8
+    columns = {"id": ids, "gradient": batch.column("gradient"), "table": [table] * len(ids)}
+    return pa.record_batch(columns)
 
 
 def test_a_reader_ahead_of_a_service_that_went_back_gets_an_error_and_others_continue(at_six):

@@ -41,6 +41,27 @@ def ones(ids, dim):
     return pa.record_batch({"id": ids, "gradient": [np.ones(dim, np.float32)] * len(ids)})
 
 
+def test_it_follows_tables_that_start_from_vectors_and_are_trained_from_a_step_on(tmp_path):
+    store, keys, vectors = Shared(tmp_path), np.arange(5, 9), np.random.default_rng(0).normal(size=(4, 3))
+    np.savez(tmp_path / "vectors.npz", keys=keys, rows=vectors.astype(np.float32))
+    user = ps.TableConfig(
+        64, 3, ps.FromFile(tmp_path / "vectors.npz"), ps.Adagrad(0.5), name="user", dynamic=ps.Dynamic(),
+        trainable=False, until_step=2,
+    )  # fmt: skip
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([user]))
+    with service_of(engine, tmp_path / "c") as service, client_of(service) as client:
+        for step in range(5):
+            client.put([ones(keys[:2], 3)], "w0")
+            client.checkpoint()
+            follower = follower_of(service, store)
+            follower.run(once=True)
+            follower.target.close()
+            assert follower.progress.full_copies == (step in (0, 1))  # at the start, and where slots begin
+            rows = ps.Reader(store.path).lookup("user", range(10))
+            np.testing.assert_array_equal(rows, engine.lookup("user", range(10)))
+            np.testing.assert_array_equal(rows[7:9], vectors[2:].astype(np.float32))
+
+
 @pytest.mark.parametrize("missing", ["initial", "zero"])
 @pytest.mark.parametrize("initializer", [ps.Constant(2.0), ps.TruncatedNormal(0.5, 0.1), ps.Uniform(-1.0, 1.0)])
 def test_an_absent_key_reads_as_in_the_engine(missing, initializer, tmp_path):

@@ -43,6 +43,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS023": ("error", "a name that is too long"),
     "PS024": ("error", "a column for a role that does not exist, given twice, or without a name"),
     "PS025": ("error", "a number of penstock's own optimizers outside its range"),
+    "PS026": ("error", "a setting of frozen tables where the table is trained, or out of range"),
     "PS101": ("warning", "mode is UNSPECIFIED"),
     "PS102": ("info", "mode is INFERENCE"),
     "PS103": ("warning", "a table that no feature uses"),
@@ -69,6 +70,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS217": ("warning", "a step counter that does not count steps"),
     "PS218": ("error", "a dynamic table that this version cannot run"),
     "PS219": ("error", "a cached table whose optimizer updates untouched rows"),
+    "PS220": ("error", "initial vectors that the optimizer's first update replaces"),
 }
 # What to do about each, in Markdown for the site.
 ADVICE: dict[str, str] = {
@@ -96,7 +98,7 @@ ADVICE: dict[str, str] = {
     "PS014": "Give every feature the shape of its input without the axis that is combined, e.g. the batch size.",
     "PS015": "Correct the name (or `feature_id`) in the EngineConfig.",
     "PS016": "Keep the settings of one table, feature or slot in one place.",
-    "PS017": "Numbers must be finite, `stddev` at least 0, `min` at most `max`.",
+    "PS017": "Numbers must be finite, `stddev` at least 0, `min` at most `max`; `initial` needs `from`.",
     "PS018": (
         "Use the slot names of [optimizers.md](../optimizers.md), finite values, and accumulators above 0 where "
         "the update divides by them."
@@ -111,6 +113,7 @@ ADVICE: dict[str, str] = {
     "PS023": "Names of tables, features, slots and combiners have at most 1,024 bytes of UTF-8.",
     "PS024": "The roles are `id`, `gradient`, `table`, `step`, `contributor`, `learning_rates` and `time`.",
     "PS025": "Keep to the range, as the classes do; omit the number for the default.",
+    "PS026": "`on_gradient` and `until_step` need `trainable: false`, and `until_step` is at least 1.",
     "PS101": "Set `mode: TRAINING`; TensorFlow refuses to run UNSPECIFIED.",
     "PS102": "Set `mode: TRAINING` if the tables are to change.",
     "PS103": "Add a feature that uses the table, or remove it; TensorFlow refuses it, row streams accept it.",
@@ -152,6 +155,7 @@ ADVICE: dict[str, str] = {
     "PS217": "Give the step number as the (dynamic) learning rate.",
     "PS218": "Use an optimizer that leaves untouched rows alone, and a `vocabulary_size` below 2^31.",
     "PS219": "Place the table on DEVICE or HOST: each step updates every row, and only some are on the devices.",
+    "PS220": "Use another optimizer, or load the vectors with `--init`, which computes that slot too.",
 }
 
 MAX_NAME_BYTES = 1024  # of UTF-8: names are repeated in messages, frames, deltas and files

@@ -23,6 +23,7 @@ def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding
     yield from _storage(Subject(f"table[{table.settings_index}]", subject.name), table)
     yield from _algorithm(subject, table.algorithm, table.name in programs)
     yield from _untouched(subject, table)
+    yield from _replaced(Subject(f"table[{table.settings_index}]", subject.name), table)
     yield from _numbers(subject, table)
     yield from _quantization(subject, table)
     yield from _size(subject, table)
@@ -99,7 +100,7 @@ def _quantization(subject: Subject, table: TableMessage) -> Iterator[Finding]:
 def _untouched(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     """Yield findings about an update of every row once a step, where that is impossible."""
     non_lazy, settings = OPTIMIZERS[table.algorithm].non_lazy_field, table.settings
-    if non_lazy is None or not table.hyper_parameters[non_lazy]:
+    if table.is_never_trained or non_lazy is None or not table.hyper_parameters[non_lazy]:
         return
     problems = {}
     if not table.accumulates:
@@ -114,6 +115,18 @@ def _untouched(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     for code, (reason, fix) in problems.items():
         problem = f"{non_lazy} updates every row once a step, {reason}"
         yield subject.finding(code, f"{table.algorithm}.{non_lazy}", problem, fix)
+
+
+def _replaced(subject: Subject, table: TableMessage) -> Iterator[Finding]:
+    slot = OPTIMIZERS[table.algorithm].derived_slot
+    if slot is not None and table.settings.WhichOneof("initializer") == "initial" and not table.is_never_trained:
+        yield subject.finding(
+            "PS220",
+            "initial",
+            f"{table.algorithm} computes weights from its '{slot}', so the first update of a row would replace its "
+            "initial vector",
+            "use another optimizer, or load the vectors with --init or Engine.load_parameters, which set that slot too",
+        )
 
 
 def _size(subject: Subject, table: TableMessage) -> Iterator[Finding]:

@@ -80,6 +80,8 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
             yield subject.finding("PS016", "", "given twice", "put them into one table { }")
         seen.add(settings.name)
         yield from subject.unknown(settings, "storage_dtype", "use FLOAT32")
+        yield from subject.unknown(settings, "on_gradient", "use DROP or REFUSE")
+        yield from _frozen(subject, settings)
         yield from _initializer(subject, settings)
         yield from _optimizer(Subject(subject.path, f"table '{settings.name}'"), settings)
         yield from _slots(subject, settings, algorithms[settings.name])
@@ -87,11 +89,25 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
         yield from _placement(Subject(f"table[{index}].placement", f"placement of table '{settings.name}'"), settings)
 
 
+def _frozen(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
+    given = {"on_gradient": bool(settings.on_gradient), "until_step": settings.HasField("until_step")}
+    if settings.trainable or not settings.HasField("trainable"):
+        for field in (field for field, is_given in given.items() if is_given):
+            fix = "set trainable: false, or remove it"
+            yield subject.finding("PS026", field, f"{field} is of a frozen table", fix)
+    elif given["until_step"]:
+        yield from subject.below("PS026", settings, "until_step", 1, "it must be at least 1")
+
+
 def _initializer(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
     chosen = settings.WhichOneof("initializer")
     if chosen is None:
         return
     message = getattr(settings, chosen)
+    if chosen == "initial":
+        if not getattr(message, "from"):
+            yield subject.finding("PS017", "initial", "initial has no file", 'give one: initial { from: "FILE" }')
+        return
     numbers = [getattr(message, field.name) for field in message.DESCRIPTOR.fields]
     if not all(math.isfinite(number) for number in numbers):
         yield subject.finding("PS017", chosen, f"{chosen} has a number that is not finite", "give a finite one")
