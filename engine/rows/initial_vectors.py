@@ -56,6 +56,11 @@ class Vectors:
     def __init__(self, ids: Int64 | None, rows: Float32) -> None:
         self._ids, self._rows = ids, rows
 
+    @property
+    def ids(self) -> Int64:
+        """The ids that have a vector, ascending."""
+        return np.arange(len(self._rows)) if self._ids is None else self._ids
+
     def fill(self, keys: npt.NDArray[np.int64], out: Float32) -> None:
         """Write the vectors of keys to ``out``, zeros where there are none: float32 (n, dim)."""
         places = keys if self._ids is None else np.searchsorted(self._ids, keys)

@@ -22,10 +22,7 @@ from penstock.contrib.torch.modules import Embedding, EmbeddingBag, StoreModule
 from penstock.contrib.torch.stores import Store, TableContents
 from penstock.contrib.torch.table_collections import EmbeddingBagCollection, EmbeddingCollection
 from penstock.model.config.specs import WEIGHTS
-from penstock.model.frames import Array, Float32
-
-# Keys to find out what a key without a row reads: as many as are needed to find absent ones, tried in this order.
-_PROBES = 1 << 62
+from penstock.model.frames import Float32
 
 
 def materialized(model: torch.nn.Module, version: str | os.PathLike[str] | None = None) -> torch.nn.Module:
@@ -143,8 +140,8 @@ def _tables(store: Store, names: Sequence[str], version: str | os.PathLike[str] 
             name: TableContents(store.seen(name, saved.parts(name)[WEIGHTS]), saved.keys(name)) for name in names
         }
     tables = {}
-    for name, rows in contents.items():
-        tables[name] = _Table(rows, _default_row(store, name, rows.keys))
+    for name, table in contents.items():
+        tables[name] = _with_absent(store, name, table)
     return tables
 
 
@@ -152,22 +149,30 @@ def _form(dim: int, num_rows: int | None) -> str:
     return f"{'keys' if num_rows is None else f'{num_rows:,} rows'} of dim {dim}"
 
 
-def _default_row(store: Store, name: str, keys: Array | None) -> Float32:
-    """Return what a key without a row reads; zeros, with a warning, if every such key reads a random row."""
-    zeros = np.zeros(store.tables[name].dim, np.float32)
-    if keys is None or store.tables[name].num_rows is not None:
-        return zeros
-    begin, end = np.searchsorted(keys, np.array([_PROBES, _PROBES + len(keys) + 2], keys.dtype))
-    probes = np.setdiff1d(np.arange(_PROBES, _PROBES + (end - begin) + 2).astype(keys.dtype), keys[begin:end])[:2]
-    first, second = store.pull({name: probes}).rows[name]
-    if np.array_equal(first, second):
-        return np.array(first)
-    warnings.warn(
-        f"table '{name}': keys without a row read zeros in the materialized model, and random initial rows in the "
-        "trained one; missing: ZERO in its configuration makes both read zeros",
-        stacklevel=4,
-    )
-    return zeros
+def _with_absent(store: Store, name: str, contents: TableContents) -> _Table:
+    """Return a table with what keys without a row read: zeros, with a warning, if each of them reads a random row.
+
+    Raises StateError if the file of their vectors is gone, or has changed.
+    """
+    absent, zeros = store.tables[name].absent, np.zeros((1, store.tables[name].dim), np.float32)
+    if absent is None or contents.keys is None:
+        return _Table(contents, zeros[0])
+    if absent.kind == "vectors":
+        vectors = absent.vectors(contents.keys.dtype.name, zeros.shape[1])
+        others = np.setdiff1d(vectors.ids, contents.keys.view(np.int64))
+        rows = np.empty((len(others), zeros.shape[1]), np.float32)
+        vectors.fill(others, rows)
+        keys = np.concatenate([contents.keys, others.view(contents.keys.dtype)])
+        contents = TableContents(np.concatenate([contents.rows, store.seen(name, rows)]), keys)
+    elif absent.kind in ("zero", "constant"):
+        absent.fill(np.zeros(1, contents.keys.dtype), zeros)
+    else:
+        warnings.warn(
+            f"table '{name}': keys without a row read zeros in the materialized model, and random initial rows in the "
+            "trained one; missing: ZERO in its configuration makes both read zeros",
+            stacklevel=4,
+        )
+    return _Table(contents, store.seen(name, zeros)[0])
 
 
 class _Rows(NamedTuple):

@@ -7,6 +7,7 @@ that has happened. It may also stop to answer, or wait for ranks that are gone: 
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store,
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.model.version import Version
+from penstock.rows.initializers import InitialRows
 from penstock.serving.flight import Client
 from penstock.serving.flight.messages import Ack
 from penstock.serving.flight.producer import Producer
@@ -424,6 +426,7 @@ def _info(schema: pa.Schema) -> TableInfo:
         None if tag is None else int(tag),
         None if rate is None else float(rate),
         b"penstock.frozen" in metadata,
+        InitialRows(*json.loads(metadata[b"penstock.absent"])) if b"penstock.absent" in metadata else None,
     )
 
 

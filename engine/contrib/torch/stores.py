@@ -20,6 +20,7 @@ from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
 from penstock.model.version import Version
 from penstock.pyx.id_table import IdTable
+from penstock.rows.initializers import InitialRows
 
 if TYPE_CHECKING:
     from penstock.api.engine import Engine
@@ -40,6 +41,7 @@ class TableInfo(NamedTuple):
     tag : of its learning rate; None: a constant
     served_rate : what the flags of a service set the tag to; None: nothing
     is_frozen : whether it is never trained
+    absent : what keys without a row read; None: the table is not dynamic
     """
 
     dim: int
@@ -48,6 +50,7 @@ class TableInfo(NamedTuple):
     tag: int | None = None
     served_rate: float | None = None
     is_frozen: bool = False
+    absent: InitialRows | None = None
 
 
 class StepReport(NamedTuple):
@@ -340,6 +343,7 @@ class EngineStore(Store):
                 spec.dynamic is None and not spec.rule.non_lazy,
                 spec.tag,
                 is_frozen=not spec.trainable,
+                absent=None if spec.dynamic is None else engine.core.tables.dynamic[spec.name].absent,
             )
             for spec in engine.config.at_step(INT64_MAX).tables
         }

@@ -1,5 +1,6 @@
 """Models to deploy: the results of the trained model, exported, compiled and loaded in a process without penstock."""
 
+import contextlib
 import io
 import shutil
 import subprocess
@@ -209,6 +210,24 @@ def test_keys_that_read_random_rows_read_zeros_after_a_warning():
         deployed = pt.materialized(embedding)
     assert [warning.filename for warning in warned] == [__file__]
     assert deployed(torch.tensor([5])).tolist() == [[0.0] * 4]
+
+
+@pytest.mark.parametrize("over_service", [False, True])
+@pytest.mark.parametrize("key_type", ["int64", "uint64"])
+def test_keys_without_a_row_have_their_vector_of_a_file(key_type, over_service, tmp_path):
+    keys = np.array([9, 3, 2**63 - 2], np.int64).view(key_type)
+    np.savez(tmp_path / "v.npz", keys=keys, vectors=np.arange(12, dtype=np.float32).reshape(3, 4))
+    start, dynamic = ps.FromFile(tmp_path / "v.npz"), ps.Dynamic(key_type=key_type)
+    table = ps.TableConfig(64, 4, start, ps.SGD(1.0), name="page", dynamic=dynamic)
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    engine.apply({"page": (keys[1:2], np.ones((1, 4), np.float32))})
+    with service_of(engine) if over_service else contextlib.nullcontext() as service:
+        store = pt.store(service.address.uri if service else engine)
+        embedding = pt.Embedding(64, 4, table="page", store=store)
+        ids = torch.tensor([9, 3, 2**63 - 2, 5])
+        assert torch.equal(pt.materialized(embedding)(ids), embedding(ids))
+        assert embedding(ids)[1].tolist() == [3.0, 4.0, 5.0, 6.0]
+        store.close()
 
 
 def test_a_model_of_a_service_is_of_one_step():
