@@ -198,8 +198,9 @@ class EngineCore:
             return Pushed(run, 0, 0, context, full=error)
         try:
             values: tuple[float, ...] = ()
-            frame = self._trained(frame, gate.global_step)
-            run = run.alone(frame)
+            if self.tables.next_thaw is not None:
+                frame = self._trained(frame, gate.global_step)
+                run = run.alone(frame)
             if gate.is_stale(frame.local_step):
                 run = run.alone(frame.audited())  # before it is counted as stale: a rejected frame is not counted
             else:
