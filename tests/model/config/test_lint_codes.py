@@ -263,7 +263,8 @@ def test_the_page_on_codes_has_the_severity_title_and_advice_of_every_code():
     assert [code for code, _, text in rows if not re.fullmatch(rf"{re.escape(RULES[code][1])}\. .+\.", text)] == []
 
 
-def test_the_python_of_the_page_on_configuration_runs(capsys):
+def test_the_python_of_the_page_on_configuration_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL):
         exec(compile(block, "configuration.md", "exec"), names)
