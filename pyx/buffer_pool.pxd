@@ -6,7 +6,7 @@ cdef extern from "pages.h":
 
 
 cdef enum:
-    MAX_FREE_BLOCKS = 16      # that a pool keeps at most: the arrays of a few parts
+    MAX_FREE_BLOCKS = 16      # that a pool keeps at most: those of a few frames
 
 
 cdef struct FreeBlock:

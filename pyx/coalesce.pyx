@@ -159,12 +159,12 @@ def split_rows(const id_t[::1] ids not None, Py_ssize_t num_parts, bint wide, in
     cdef id_t[::1] wide_ids = out_ids
     cdef index_t[::1] rows = out_rows
     cdef uint32_t[::1] slots = out_slots, at = ends
+    cdef const uint8_t[::1] table = np.zeros(n, np.uint8)  # a byte for each row
     count_rows_of_parts(isa, &ids[0], n, shift, wide, &at[0])
     begin_at(&at[0], num_parts, 0)
-    # The rows of a table at address 0, a byte each: their addresses are their numbers.
-    scatter_rows(isa, &ids[0], n, shift, NULL, 1, NULL, NULL, &at[0], &wide_ids[0] if wide else NULL, &slots[0],
-                 <row_t*>&rows[0], NULL)
-    return out_ids if wide else out_slots.astype(np.int64), out_rows, ends
+    scatter_rows(isa, &ids[0], n, shift, <const char*>&table[0], 1, NULL, NULL, &at[0], &wide_ids[0] if wide else NULL,
+                 &slots[0], <row_t*>&rows[0], NULL)
+    return out_ids if wide else out_slots.astype(np.int64), out_rows - <index_t>&table[0], ends
 
 
 cdef int shift_of(Py_ssize_t num_parts) noexcept nogil:

@@ -88,7 +88,7 @@ def counted(folder: str, threads: str, steps: int) -> Counter[str]:
     for line in out.read_text(errors="replace").splitlines():
         if match := re.match(r"(c?fn)=\((\d+)\)(?: (.*))?", line):
             kind, number, name = match.groups()
-            names.setdefault(number, re.sub(r"^__pyx_f_\d+penstock_\d+pyx_", "", name or ""))
+            names.setdefault(number, re.sub(r"^__pyx_f_\d+penstock_\d+pyx_\d+", "", name or ""))
             function = names[number] if kind == "fn" else function
         elif line.startswith("calls="):
             of_call = True  # the next line has what the callee took
