@@ -94,3 +94,22 @@ def test_a_replica_says_how_old_its_rows_are(tmp_path, clock, capsys):
             assert (status["frame_times"], status["age_s"]) == ({"row": 900}, {"row": 100})
         finally:
             assert replica.close(HANG_S)
+
+
+def test_a_service_that_starts_again_knows_how_old_its_rows_are_and_the_log_of_a_follower_says_it(
+    tmp_path, clock, caplog
+):
+    store, folder = Shared(tmp_path), tmp_path / "c"
+    caplog.set_level("DEBUG", "penstock")
+    with service_of(folder=folder, columns=NAMED) as service, client_of(service) as client:
+        client.put([frame(0, ts=900)], "w0")
+        follow(service, store.open_target())
+        client.put([frame(1, ts=920)], "w0")
+        follow(service, store.open_target())
+    events = [record.penstock for record in caplog.records if hasattr(record, "penstock")]
+    found = [(each["event"], each["age_s"]) for each in events if "age_s" in each]
+    assert found == [("filled", 100), ("applied", 80)]
+    engine = ps.Engine.restore(folder)
+    with service_of(engine, folder, resume=True, columns=NAMED) as service, client_of(service) as client:
+        assert client.status().frame_times == dict.fromkeys(("row", "delta", "commit"), 920)
+        assert follow(service, store.open_target()).age_s == 80
