@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -219,6 +220,7 @@ ALERTS = {
     "table_cache_moved_bytes_total": "its rate nears the bandwidth of the bus",
     "table_cache_waited_seconds_total": "its rate is above 0.2: steps wait for rows",
     "step_seconds": "the 0.99 quantile exceeds the time between two steps of your producers",
+    "freshness_seconds": 'the 0.99 quantile of `until="row"` exceeds how old your model may be',
     "stage_seconds_total": "the rate of `save` is above 0.5: commits are too frequent for the disk",
     "device_problems_total": "above 0",
     "compiles_total": "growing in a steady state",
@@ -241,11 +243,13 @@ ALERTS = {
 def metrics() -> str:
     """Return the list of all metrics, with types, labels, their own text, and when to look."""
     from penstock.contrib.pages.metrics import SERVICE_METRICS, Metrics, metrics_of
+    from penstock.core.freshness import Ages
 
     cached = ps.TableConfig(9, 2, name="cached", placement=ps.Placement("cached", device_bytes=80))
     tables = [cached, ps.TableConfig(9, 2, name="dynamic", dynamic=ps.Dynamic())]
     snapshot = Metrics(ps.Engine(ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1)))).snapshot()
-    snapshot = dataclasses.replace(snapshot, commit=(0, 0, 0.0), of_service=dict.fromkeys(SERVICE_METRICS, 0))
+    measured = {"commit": (0, 0, 0.0), "of_service": dict.fromkeys(SERVICE_METRICS, 0)}
+    snapshot = dataclasses.replace(snapshot, ages={"row": Ages(1, 0.0, deque([(0.0, 1)]))}, **measured)
     items = []
     for family in metrics_of(snapshot):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")

@@ -12,6 +12,7 @@ _Float32 = npt.NDArray[np.float32]
 @disjoint_base
 class StepWords:
     durable_step: int
+    frame_time: int | None
     @property
     def memory(self) -> npt.NDArray[np.uint64]: ...
     state: int

@@ -46,7 +46,7 @@ cdef class StepWords:
     memory : uint64 (NUM_WORDS,), of zeros or as another one left it; read-only for a reader
     """
     cdef readonly object memory
-    cdef uint64_t* words        # sequence, step, durable step, state
+    cdef uint64_t* words        # sequence, step, durable step, state, newest time + 1
 
     def __init__(self, memory not None):
         cdef const uint64_t[::1] words = memory
@@ -101,6 +101,17 @@ cdef class StepWords:
     @durable_step.setter
     def durable_step(self, int64_t value):
         store_word(self.writable() + 2, <uint64_t>value)
+
+    @property
+    def frame_time(self):
+        """The largest time of the frames in the rows, in seconds; None: unknown."""
+        cdef uint64_t word = load_word(&self.words[4])
+        return word - 1 if word else None
+
+    @frame_time.setter
+    def frame_time(self, value):
+        cdef uint64_t word = 0 if value is None else <uint64_t>value + 1
+        store_word(self.writable() + 4, word)
 
     @property
     def state(self):

@@ -18,6 +18,7 @@ from penstock.base.errors import ConfigError, UsageError
 from penstock.base.validation import INT64_MAX, whole
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core.engine_core import EngineCore
+from penstock.core.freshness import DELTA
 from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.model.frames import Int64
@@ -67,13 +68,15 @@ class Deltas(StepObserver):
     """A stream of the changes in an engine's tables, from its creation on.
 
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
+
+    is_published : whether readers have a delta as soon as it is made; else who publishes it notes that
     """
 
     needs_all_rows = True
 
-    def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
+    def __init__(self, core: EngineCore, options: DeltaOptions, is_published: bool = True) -> None:
         specs = core.tables.specs
-        self._core = core
+        self._core, self._is_published = core, is_published
         self._dynamic = core.tables.dynamic
         self._form = form_of(core.config.at_step(INT64_MAX).tables, options)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
@@ -88,6 +91,7 @@ class Deltas(StepObserver):
         self._delta: DeltaInProgress | None = None  # being consumed
         with core.gate.still():
             self._parent, self._emitted_step, self._emitted_s = core.changed_step, core.global_step, time.monotonic()
+            core.freshness.forget(DELTA)
             core.observe(self)
 
     @property
@@ -157,6 +161,9 @@ class Deltas(StepObserver):
         if blocks := self._take_blocks():
             parent, self._parent = self._parent, self._core.changed_step
             self._delta = DeltaInProgress(self._form, blocks, self._read, self._parent, parent)
+            if self._is_published:
+                self._core.freshness.begins(DELTA)
+                self._core.freshness.ends(DELTA)
 
     def _take_blocks(self) -> list[DeltaBlock]:
         """Return the touched rows of every table, and reset them."""

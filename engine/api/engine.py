@@ -341,7 +341,7 @@ class Engine(TableAccess):
         contributor : str, int or None
             The producer, for ``gate.explain()`` and ``gate.stale``.
         time : int or None
-            Time of the frame, in seconds, for tables with the clock "time", which need it.
+            Time of the frame, in seconds: for tables with the clock "time", which need it, and for ages.
 
         Returns
         -------
@@ -468,7 +468,7 @@ class Engine(TableAccess):
         deduplication_data : DeduplicationData or None
             What ``recv_activations`` returned for this batch.
         time : int or None
-            Time of the frame, in seconds, for tables with the clock "time", which need it.
+            Time of the frame, in seconds: for tables with the clock "time", which need it, and for ages.
 
         Returns
         -------

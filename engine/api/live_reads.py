@@ -17,6 +17,7 @@ from penstock.base.errors import ConfigError, listed
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core.engine_core import EngineCore
+from penstock.core.freshness import ROW
 from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Float32, Int64
@@ -56,6 +57,7 @@ class LiveReads(StepObserver):
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, self._ahead(), session.durable_step or 0, config)
             core.is_shared = True
+        self._words.frame_time = core.freshness.newest.get(ROW)
         for name in core.tables.held.specs:
             self._note_steps(name)
         core.observe(self)
@@ -97,7 +99,7 @@ class LiveReads(StepObserver):
         if self._folder is not None and self._folder.history is not None:
             self._words.begin()
             self._folder.history.write(self._ahead())
-            self._words.end(self._core.global_step)
+            self._ended()
 
     def _ahead(self) -> Version:
         """Return the present version, of the epoch that the steps to come are of."""
@@ -110,6 +112,11 @@ class LiveReads(StepObserver):
         if self._folder is not None:
             self._folder.check_there()
 
+    def _ended(self) -> None:
+        """Tell readers that rows are those of the core's step; the time comes last, so that no row is older."""
+        self._words.end(self._core.global_step)
+        self._words.frame_time = self._core.freshness.newest.get(ROW)
+
     # ---- the core's steps and loads
 
     def limit(self) -> Limit:
@@ -121,7 +128,7 @@ class LiveReads(StepObserver):
 
     def pushed(self, pushed: Pushed) -> None:
         if pushed.seconds:
-            self._words.end(self._core.global_step)
+            self._ended()
 
     def core_failed(self, error: BaseException) -> None:
         if self._folder is not None:
@@ -142,13 +149,13 @@ class LiveReads(StepObserver):
                 moved[spec.name] = self._reads(spec, (before.keys, before.layout.keys))
                 self._note_steps(spec.name)
             self._tables = {**self._tables, **moved}
-        self._words.end(self._core.global_step)
+        self._ended()
 
     def load_refused(self) -> None:
-        self._words.end(self._core.global_step)
+        self._ended()
 
     def loaded(self, name: str, ids: Int64 | None) -> None:
-        self._words.end(self._core.global_step)
+        self._ended()
 
     # ---- inside
 

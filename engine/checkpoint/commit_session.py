@@ -13,6 +13,7 @@ from collections.abc import Callable
 from penstock.base.validation import INT64_MAX
 from penstock.checkpoint.incremental import Saver
 from penstock.core.engine_core import EngineCore
+from penstock.core.freshness import COMMIT
 
 # Pause between two checks of the thread whether frames arrive.
 PAUSE_S = 0.01
@@ -100,6 +101,7 @@ class CommitSession:
         """Begin a commit of the current state."""
         self._listener.commit_begins()
         self._saver.begin()
+        self._core.freshness.begins(COMMIT)
         self._step, self.has_changes, self._asked = self._core.global_step, False, False
         self._wake.set()
 
@@ -151,6 +153,7 @@ class CommitSession:
         was_busy = self._saver.is_busy
         write()
         if was_busy and not self._saver.is_busy:
+            self._core.freshness.ends(COMMIT)
             self._listener.commit_is_on_disk()
 
     def _copy_while_idle(self) -> None:

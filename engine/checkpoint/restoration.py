@@ -240,6 +240,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.gate.set_state(contents["gate"], put)
     if core.turns is not None and GatePolicy.from_state(contents).workers == core.policy.workers:
         core.turns.set_state(contents["turns"], _early_frames(core, folder, commit, changed))
+    core.freshness.restored(None if core.num_pending else core.pipeline.time)
     core.changed_step = int(contents["changed_step"])
     core.set_clock_offset(contents[CLOCK_OFFSET])
     lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}

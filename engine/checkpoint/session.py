@@ -23,6 +23,7 @@ from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, described
 from penstock.checkpoint.versions import NamedCommit, check_no_version, make_tag
 from penstock.core.engine_core import EngineCore
+from penstock.core.freshness import COMMIT
 from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import DELTAS, OpenDeltas, RunFiles
@@ -143,7 +144,9 @@ class CheckpointSession(StepObserver):
                     run.positions.check_counted()  # an interrupt of the run's thread is not one of this thread
                     run.check()
                 self._core.tables.wait()
+                self._core.freshness.begins(COMMIT)
                 saver.commit()
+                self._core.freshness.ends(COMMIT)
             finally:
                 saver.close()
                 self._savers.ended(saver)

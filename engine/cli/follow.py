@@ -10,7 +10,7 @@ import penstock.base.interrupts as interrupts
 from penstock.base.errors import listed
 from penstock.base.flag_values import local_path, number
 from penstock.cli.command_line import Parser, add_flag
-from penstock.cli.output import Output, count, several
+from penstock.cli.output import Output, count, duration, several
 from penstock.cli.status import TIMEOUT_S, client_of
 from penstock.model.row_encodings import ENCODINGS, FLOAT32
 from penstock.serving.followers.follower import Follower, Progress
@@ -98,5 +98,8 @@ def say_end(progress: Progress, out: Output) -> None:
     if progress.set_back:
         out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
     out.say(f"step      {count(progress.step or 0)}")
+    age = progress.age_s
+    if age is not None:
+        out.say(f"age       {duration(age)} since the time of the newest frame")
     version = None if progress.version is None else str(progress.version)
-    out.result({"step": progress.step, **asdict(progress), "version": version})
+    out.result({"step": progress.step, **asdict(progress), "age_s": age, "version": version})

@@ -9,6 +9,7 @@ from penstock.base.errors import InputError, listed
 from penstock.base.events import printable
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, duration, several, size_text
+from penstock.core.freshness import STAGES, age_s
 from penstock.serving.flight import Client
 from penstock.serving.flight.answers import Status
 from penstock.serving.flight.connection import Address, Connection, as_source
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     with client_of(args.address, TIMEOUT_S) as client:
         status = status_of(client)
     show(client.connection.uri, status, out)
-    out.result(status)
+    out.result({**status, "age_s": ages_of(status)})
 
 
 def client_of(address: str, timeout_s: float | None, patience_s: float = 0) -> Client:
@@ -43,7 +44,13 @@ def status_of(client: Client) -> Status:
     return status
 
 
-def show(uri: str, status: dict[str, Any], out: Output) -> None:
+def ages_of(status: Status) -> dict[str, float]:
+    """Return how old the newest frames are that rows, deltas and the last commit have, as far as known."""
+    ages = {stage: age_s(status.frame_times.get(stage)) for stage in STAGES}
+    return {stage: age for stage, age in ages.items() if age is not None}
+
+
+def show(uri: str, status: Status, out: Output) -> None:
     """Print a status as text."""
     is_replica = status.get("service") == "replica"
     kind = "replica" if is_replica else "service"
@@ -53,6 +60,8 @@ def show(uri: str, status: dict[str, Any], out: Output) -> None:
     text = "without a checkpoint" if committed is None else f"committed {count(committed)}"
     out.say(f"step      {count(status['global_step'])}, {text}")
     out.say(f"version   {printable(str(status['version']))}")
+    if ages := ages_of(status):
+        out.say(f"age       {', '.join(f'{stage} {duration(age)}' for stage, age in ages.items())}")
     if is_replica:
         out.say(f"tables    {printable(listed(map(str, status['tables'])))}")
     else:

@@ -19,6 +19,7 @@ from penstock.base.errors import CapacityError, ConfigError, InputError, Penstoc
 from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
+from penstock.core.freshness import Freshness
 from penstock.core.gate import Gate
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
@@ -50,6 +51,7 @@ class EngineCore:
     failed : why the tables cannot change any more: the error of a step that failed half way, or a fork; else None
     is_shared : whether other processes read the rows
     counters : of frames that belong to no run
+    freshness : of the frames that steps have applied
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class EngineCore:
         self.is_shared = False
         self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self.last_rates: tuple[float, ...] | None = None
-        self.changed_step, self.counters = 0, Counters()
+        self.changed_step, self.counters, self.freshness = 0, Counters(), Freshness()
         self._frame_steps: dict[str, FrameSteps | None] = {}
         self._observers: list[ref[StepObserver]] = []
         counted = "frames" if policy.workers is None else "turns"
@@ -480,7 +482,8 @@ class EngineCore:
                 self.turns.drop()
 
             def write() -> Mapping[str, Int64]:
-                self.pipeline.time = time
+                self.pipeline.time, self.pipeline.frame_times = time, None
+                self.freshness.set_back(time)
                 self.set_clock_offset(clock_offset)
                 changed = replace()
                 if any(len(ids) for ids in changed.values()):
@@ -603,6 +606,10 @@ class EngineCore:
         pushed.changed = coalesced
         self.last_rates, counters.steps = rates, counters.steps + 1
         self.gate.count_opening()
+        if (times := self.pipeline.frame_times) is not None:
+            self.pipeline.frame_times = None
+            assert self.pipeline.time is not None
+            self.freshness.stepped(times, self.pipeline.time)
         if self.turns is not None:
             self.turns.opened()
 

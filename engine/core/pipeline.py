@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.base.errors import StateError
 from penstock.base.threads import ThreadTeam
+from penstock.core.freshness import FrameTimes
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Array, Coalesced, Contributor, Frame, Int64, Overflows, Rows, Summed, SummedArrays
 from penstock.model.overflows import overflows_of
@@ -189,6 +190,7 @@ class Pipeline:
     num_added : frames added; is_whole : False while a frame is added: an error has left a part of it in the sums
     last_rates : learning rates of the last frame added, if it had any
     time : the largest time of any frame added; None: no frame had one
+    frame_times : of the frames in the sums, if one has a time, but not of those before a restart
 
     Call every method under the gate's lock.
     """
@@ -203,6 +205,7 @@ class Pipeline:
         self.last_rates: tuple[float, ...] | None = None
         self.num_added, self.is_whole = 0, True
         self.time: int | None = None
+        self.frame_times: FrameTimes | None = None
 
     def add(self, frame: Frame) -> None:
         """Add a frame to the sums, or nothing of it.
@@ -247,6 +250,8 @@ class Pipeline:
                 self.stores[table].end()
         if frame.time is not None:
             self.time = max(frame.time, self.time or 0)
+            self.frame_times = self.frame_times or FrameTimes()
+            self.frame_times.add(frame.time)
         self.added(1, frame.local_step, frame.contributor, frame.learning_rates)
 
     def added(

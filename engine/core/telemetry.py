@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.freshness import Ages
 from penstock.core.gate import Gate
 from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.core.sampling import Moment, Probe
@@ -33,6 +34,7 @@ class MetricsSnapshot:
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
     moments, hot : sampled; hot : (table, id, fraction of the table's rows), of each table
     absent, early : of rounds, by worker, steps without a frame, and frames before their turn; waited_s : for a turn
+    ages : of frames, by what has them (``Freshness``)
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
@@ -53,6 +55,7 @@ class MetricsSnapshot:
     stage_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     num_compiles: int = 0
     problems: Sequence[str] = ()
+    ages: Mapping[str, Ages] = field(default_factory=dict)
     seconds: float = 0.0
     fraction: float | None = None
     num_skipped: int = 0

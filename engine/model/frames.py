@@ -387,7 +387,7 @@ def time_problem(value: int | None) -> str:
 
 
 def time_given(time: Any, is_needed: bool, source: str) -> int | None:
-    """Return the time of a frame, an argument; None if no table needs it. Raises InputError, also if it is missing."""
+    """Return the time of a frame, an argument. Raises InputError, also if a table needs it and it is missing."""
     if time is None:
         if is_needed:
             raise InputError("expected time=, in seconds: the clock of a dynamic table needs it", source=source)
@@ -400,4 +400,4 @@ def time_given(time: Any, is_needed: bool, source: str) -> int | None:
         raise InputError(f"expected time=, an integer, in seconds, got {time!r}", source=source) from None
     if not 0 <= seconds <= MAX_TIME:
         raise InputError(time_problem(seconds), source=source)
-    return seconds if is_needed else None
+    return seconds

@@ -24,7 +24,7 @@ class ReadOptions(OneReaderOptions, ReadingOptions):
     sizes : table → (vocabulary_size, dim); for dynamic tables ANY_INT64 or ANY_UINT64 (``config.id_ranges``)
     features : of the configuration, for example streams
     num_tags : learning rates per row, None: they are not read; rates_needed : the tags that have a value nowhere else
-    needs_time : the clock of a dynamic table is the column ``time``
+    needs_time : read the column ``time``: the clock of a dynamic table, or for ages, where ``columns`` names it
     ids_only : read no gradients: frames have rows of no floats, and the dims in ``sizes`` are 0
     unvalidated : return frames before their ids' range and their values are checked; ``Frame.audit`` checks them
     verifies : check the checksums of what is read, which ``ids_only`` never does
@@ -52,7 +52,8 @@ class ReadOptions(OneReaderOptions, ReadingOptions):
         check_columns(own_columns)
         columns = {**config.columns, **own_columns}
         tables = {"sizes": config.id_ranges, "features": config.features, "num_tags": config.num_tags}
-        return cls.among(values, **{**tables, "columns": columns, "needs_time": config.needs_time, **others})
+        needs_time = config.needs_time or "time" in columns
+        return cls.among(values, **{**tables, "columns": columns, "needs_time": needs_time, **others})
 
     def __post_init__(self) -> None:
         check_columns(self.columns)

@@ -44,7 +44,7 @@ class Roles:
     learning_rates: pa.Field | None
     default_table: str | None  # in the schema's metadata
     bfloat16: bool  # the gradient's uint16 values are bfloat16
-    time: pa.Field | None = None  # only where a table's clock needs it
+    time: pa.Field | None = None  # only where it is needed
     ids_only: bool = False  # the gradients are not read
 
     @cached_property

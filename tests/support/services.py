@@ -32,10 +32,10 @@ def config_of(tables=("user",), optimizer=None):
     return engines.config_of(optimizer or ps.Adagrad(0.1), tables, DIM, VOCABULARY)
 
 
-def frame(number, rows=20, table=None, step=None, seed=0):
+def frame(number, rows=20, table=None, step=None, seed=0, **columns):
     """One frame of one producer, the same whenever it is asked for."""
     rng = np.random.default_rng([seed, number])
-    return batch(rng.integers(0, VOCABULARY, rows), rng.standard_normal((rows, DIM)), table=table, step=step)
+    return batch(rng.integers(0, VOCABULARY, rows), rng.standard_normal((rows, DIM)), table=table, step=step, **columns)
 
 
 def replayed(frames, config=None, **arguments):
@@ -58,8 +58,8 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
     engine = engine or ps.Engine(config_of())
     config = engine.config
     rates = LearningRates(config.num_tags, arguments.pop("learning_rates", None), {})
-    bad = arguments.pop("on_bad_row", "error")
-    reading = ReadOptions.of_config(config, {"on_bad_row": bad}, rates_needed=rates.missing, unvalidated=True)
+    given = {"on_bad_row": arguments.pop("on_bad_row", "error"), "columns": arguments.pop("columns", None)}
+    reading = ReadOptions.of_config(config, given, rates_needed=rates.missing, unvalidated=True)
     if not isinstance(tokens := arguments.get("tokens", {}), dict):
         arguments["tokens"] = dict.fromkeys(tokens, Role.OPERATOR)
     saving = None if folder is None else Saving(Folder(folder), every, resume)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.api.engine import Engine
     from penstock.checkpoint.store import Commit
 
-QUANTILES = (0.5, 0.9, 0.99)
+QUANTILES, AGE_QUANTILES = (0.5, 0.9, 0.99), (0.5, 0.95, 0.99)
 # Of dynamic tables: the field of KeyReport → the metric.
 KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "keys": ("keys", Gauge, "keys that have a row"),
@@ -213,6 +213,7 @@ class Metrics(MetricsCollector):
                 stage_s=dict(watch.stage_s),
                 num_compiles=num_compiles(),
                 problems=tuple(core.tables.programs.problems),
+                ages={stage: ages.copy() for stage, ages in core.freshness.ages.items()},
                 seconds=watch.seconds,
                 fraction=watch.fraction(),
                 num_skipped=watch.num_skipped,
@@ -337,6 +338,16 @@ def _time(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for quantile, value in zip(QUANTILES, values, strict=True):
         steps.add_sample(steps.name, {"quantile": f"{quantile:g}"}, value)
     yield steps
+    freshness = SummaryMetricFamily(
+        "penstock_freshness_seconds",
+        "from the time of a frame to its row, its delta and its commit; quantiles of its last 1024 times",
+        labels=["until"],
+    )
+    for stage, ages in snapshot.ages.items():
+        freshness.add_metric([stage], ages.num_frames, ages.sum_s)
+        for quantile, value in zip(AGE_QUANTILES, ages.quantiles(AGE_QUANTILES), strict=True):
+            freshness.add_sample(freshness.name, {"until": stage, "quantile": f"{quantile:g}"}, value)
+    yield freshness
     stages = "time by stage: read (and decode), sum (and validate), step, save"
     yield labelled("penstock_stage_seconds_total", Counter, stages, "stage", snapshot.stage_s)
     problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"

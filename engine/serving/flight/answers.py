@@ -32,11 +32,19 @@ class Status(dict[str, Any]):
     ----------
     version : Version
         Of its tables.
+    frame_times : dict of str to int
+        "row", "delta" and "commit" → the largest time of the frames in the rows that are looked up, in published
+        deltas and in the last commit, in seconds. Those that are unknown are missing.
     """
 
     @property
     def version(self) -> Version:
         return Version(self["version"])
+
+    @property
+    def frame_times(self) -> dict[str, int]:
+        times = self.get("frame_times")
+        return {name: each for name, each in times.items() if type(each) is int} if isinstance(times, dict) else {}
 
 
 class Delta(NamedTuple):

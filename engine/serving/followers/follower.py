@@ -17,6 +17,7 @@ import numpy as np
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import DeltasGoneError, ServiceError, StateError, TargetError, UsageError
 from penstock.base.events import report
+from penstock.core.freshness import DELTA, age_s
 from penstock.io.patience import Patience
 from penstock.model.row_encodings import FLOAT32, encoding_of
 from penstock.model.version import FIRST_EPOCH, Epoch, Lineage, Version
@@ -51,6 +52,10 @@ class Progress:
         Failures of the target.
     set_back : int
         How often the target held an earlier state than the follower left there.
+    frame_time : int or None
+        The largest time of the frames in the target's rows, in seconds; None: unknown.
+    age_s : float or None
+        The seconds since then; 0 if it is in the future.
     """
 
     version: Version | None = None
@@ -61,6 +66,11 @@ class Progress:
     removed: int = 0
     retries: int = 0
     set_back: int = 0
+    frame_time: int | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        return age_s(self.frame_time)
 
     @property
     def step(self) -> int | None:
@@ -104,6 +114,7 @@ class Follower:
     _job: FollowedJob | None = None  # of the service; None: not read since it may have changed
     _epochs: list[str] = field(default_factory=list)  # of the service, up to that of the last position
     _stored: Stored | None = None  # what the target holds
+    _frame_time: int | None = None  # of published deltas, when the job was read
     _is_read: bool = False  # whether that is known: after a failure it is not
     _last: Stored | None = None  # what it held last, if it is empty now
     _tried: Stored | None = None  # what a transaction of unknown outcome leaves there
@@ -211,7 +222,7 @@ class Follower:
         """Read the job and the epochs of the service."""
         with as_source():
             self._job, status = FollowedJob.of(self.client, self._rows), self.client.status()
-        self._epochs = [epoch for epoch, *_ in status["epochs"]]
+        self._epochs, self._frame_time = [epoch for epoch, *_ in status["epochs"]], status.frame_times.get(DELTA)
         return self._job
 
     def _read_stored(self) -> Stored | None:
@@ -257,7 +268,8 @@ class Follower:
         waiting: list[Delta] = []
         num_bytes = 0
         with as_source():
-            self.client.status()  # a service that has stopped to answer would keep a stream waiting for ever
+            # A service that has stopped to answer would keep a stream waiting for ever. The deltas may be newer.
+            frame_time = self.client.status().frame_times.get(DELTA)
             for delta in self.client.deltas(stored.version, rows=self.rows):
                 interrupts.check()
                 waiting.append(delta)
@@ -265,8 +277,10 @@ class Follower:
                 if num_bytes >= MOST_BYTES:
                     self._apply(stored.job, waiting)
                     waiting, num_bytes = [], 0
+        self.target.frame_time = frame_time
         if waiting:
             self._apply(stored.job, waiting)
+        self.progress.frame_time = frame_time
         return self._stored != stored
 
     def _apply(self, job: FollowedJob, deltas: list[Delta]) -> None:
@@ -274,7 +288,7 @@ class Follower:
             new = Stored(job, group[-1].version)
             self._write(self.target.apply, new, changes_of(group, job))
             self.progress.deltas += len(group)
-            report("applied", target=self.target.name, step=new.version.step, deltas=len(group))
+            report("applied", target=self.target.name, step=new.version.step, deltas=len(group), **self._age())
 
     def _write(self, write: Callable[[Stored, list[TableRows], Any], None], new: Stored, rows: list[TableRows]) -> None:
         """Run one transaction of the target. write : ``apply`` or ``replace`` of it"""
@@ -288,8 +302,13 @@ class Follower:
         self.progress.rows += sum(len(table.ids) for table in rows)
         self.progress.removed += sum(len(table.removed) for table in rows)
 
+    def _age(self) -> dict[str, int]:
+        age = age_s(self.target.frame_time)
+        return {} if age is None else {"age_s": round(age)}
+
     def _fill(self, job: FollowedJob) -> None:
         """Fetch all tables, and replace those of the target by them."""
+        frame_time = self._frame_time  # that of the tables, or before
         with as_source():
             try:
                 tables = {name: self.client.table(name, rows=self.rows) for name in job.tables}
@@ -303,9 +322,11 @@ class Follower:
                 rows, version = at_one_version(self.client, job, tables)
             except DeltasGoneError:
                 return
+        self.target.frame_time = frame_time
         self._write(self.target.replace, Stored(job, version), rows)
+        self.progress.frame_time = frame_time
         self.progress.full_copies += 1
-        report("filled", target=self.target.name, step=version.step, tables=len(rows))
+        report("filled", target=self.target.name, step=version.step, tables=len(rows), **self._age())
 
 
 def at_one_version(client: Client, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Version]:

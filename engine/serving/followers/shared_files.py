@@ -64,13 +64,13 @@ class SharedFiles(Target):
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         with self._transaction(before) as writer:
-            self._fill(writer, new, tables)
+            self._fill(writer, new, tables, self.frame_time)
 
     def apply(self, new: Stored, changes: Sequence[TableRows], before: Stored) -> None:
         with self._transaction(before) as writer:
             if not self._is_own():  # those of another follower stay, and are continued in files of the next generation
                 self._fill(writer, before, self._held(before.job.rows))
-            with writer.step(new.version, new.version.step):
+            with writer.step(new.version, new.version.step, self.frame_time):
                 for rows in changes:
                     if len(rows.removed):
                         writer.remove(rows.table, rows.removed)
@@ -135,12 +135,14 @@ class SharedFiles(Target):
         job = FollowedJob(version.lineage, _forms(description), absent, *encodings)
         return Stored(job, version)
 
-    def _fill(self, writer: SharedWriter, new: Stored, tables: Sequence[TableRows]) -> None:
+    def _fill(
+        self, writer: SharedWriter, new: Stored, tables: Sequence[TableRows], frame_time: int | None = None
+    ) -> None:
         writer.create([_created(rows, new.job) for rows in tables])
         for rows in tables:
             for block in blocks_of(rows):
                 writer.write(rows.table, block.ids, block.rows)
-        writer.publish(new.version, new.version.step)
+        writer.publish(new.version, new.version.step, frame_time)
 
     def _held(self, rows: RowEncoding) -> list[TableRows]:
         """Return all rows that the files have. rows : how they are stored"""

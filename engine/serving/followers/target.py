@@ -239,6 +239,8 @@ class Target(ABC):
         Whether each delta is a transaction; else consecutive ones are applied together.
     takes_encoded : bool
         Whether rows may be encoded (``Follower(rows=)``).
+    frame_time : int or None
+        The largest time of the frames in the rows that come next, in seconds. A follower sets it; None: unknown.
 
     Notes
     -----
@@ -249,6 +251,7 @@ class Target(ABC):
     connect_s = 5.0
     per_delta = False
     takes_encoded = True
+    frame_time: int | None = None
 
     def __init__(self, name: str) -> None:
         self.name = without_credentials(name)

@@ -20,6 +20,7 @@ from penstock.api.deltas import Deltas
 from penstock.api.engine import Engine
 from penstock.base.errors import DeltasGoneError, ServiceError
 from penstock.base.validation import INT64_MAX
+from penstock.core.freshness import DELTA, ROW
 from penstock.model.options import DeltaOptions
 from penstock.model.version import ANEW
 
@@ -51,6 +52,7 @@ class DeltaLog:
 
     def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool, last: bool) -> None:
         self._engine, self._durable, self.max_bytes, self.last = engine, durable, max_bytes, last
+        self._freshness = engine.core.freshness
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine.core.tables.specs.values()), default=0)
         deltas = self._tracked()
@@ -71,6 +73,8 @@ class DeltaLog:
             return
         self._log(self._deltas, self._deltas.due if self._per_steps is not None else self._deltas.take)
         if not self._durable:
+            if self._logged_step == self._engine.global_step:
+                self._freshness.begins(DELTA)
             self._publish(self._logged_step)
 
     def end_delta(self) -> None:
@@ -81,6 +85,7 @@ class DeltaLog:
     def commit_begins(self) -> None:
         self.end_delta()
         self._committing_step = self._logged_step
+        self._freshness.begins(DELTA)
 
     def commit_is_on_disk(self) -> None:
         self._publish(self._committing_step)
@@ -91,6 +96,15 @@ class DeltaLog:
         self.wake_readers()
 
     # ---- called for readers
+
+    @property
+    def frame_times(self) -> dict[str, int]:
+        """Return the largest time of the frames in rows, deltas and the last commit, as far as known.
+
+        Without a checkpoint, readers get all rows as deltas when they ask. Call it under the gate's lock.
+        """
+        newest = self._freshness.newest
+        return {**newest, DELTA: newest[ROW]} if not self._durable and ROW in newest else dict(newest)
 
     def publish_all(self) -> int:
         """Publish all changes since the last delta, unless a commit has to come first.
@@ -167,7 +181,7 @@ class DeltaLog:
         """Track the changes from the current step."""
         # None is due at a step of its own, which native code then need not stop at.
         per_steps = INT64_MAX if self._per_steps is None else self._per_steps
-        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=per_steps, last=self.last))
+        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=per_steps, last=self.last), False)
 
     def _log(self, deltas: Deltas, create: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Retain the delta that ``create`` returns; drop all if it is too large. A step without changes has none."""
@@ -192,6 +206,7 @@ class DeltaLog:
                     self.first_step = dropped.step
 
     def _publish(self, step: int) -> None:
+        self._freshness.ends(DELTA)
         with self._changed:
             self.step = step
             self._changed.notify_all()

@@ -16,6 +16,7 @@ import pyarrow.flight as flight
 import penstock
 from penstock.base.errors import ServiceError, UsageError, listed
 from penstock.base.events import report
+from penstock.core.freshness import ROW
 from penstock.model.version import Version
 from penstock.rows.shared.header import TableLayout
 from penstock.serving.flight.connection import Address
@@ -165,13 +166,14 @@ class ReplicaService:
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
         reader = self.rows.reader
-        version = reader.version
+        version, frame_time = reader.version, reader.frame_time
         return {
             "service": "replica",
             "state": "draining" if self.wants_to_end.is_set() or self.rows.is_ending else "serving",
             "penstock": penstock.__version__,
             "global_step": version.step,
             "committed_step": reader.durable_step,
+            "frame_times": {} if frame_time is None else {ROW: frame_time},
             "version": str(version),
             "tables": list(reader.tables),
             **self._listener.counts(),

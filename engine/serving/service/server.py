@@ -115,6 +115,7 @@ class Service:
                 "global_step": self.engine.global_step,
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
+                "frame_times": log.frame_times,
                 "version": str(self.engine.version),
                 "epochs": [epoch.get_state() for epoch in sequencer.streams.lineage.epochs],
                 **{name: getattr(counters, name) for name in ("rows", "frames", "stale", "rolled_back", "steps")},

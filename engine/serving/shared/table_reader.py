@@ -18,6 +18,7 @@ import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError, listed
 from penstock.base.filesystem.state_files import open_regular
 from penstock.base.validation import place
+from penstock.core.freshness import age_s
 from penstock.model.frames import Array
 from penstock.model.row_encodings import encoding_of
 from penstock.model.version import LookupResult, Version
@@ -124,6 +125,16 @@ class Reader:
     def durable_step(self) -> int:
         """The last step that the writer has committed; later ones are lost if its machine fails. 0: none."""
         return self._current().words.durable_step
+
+    @property
+    def frame_time(self) -> int | None:
+        """The largest time of the frames in the rows, in seconds since 1970; None: the writer's frames have none."""
+        return self._current().words.frame_time
+
+    @property
+    def age_s(self) -> float | None:
+        """How old the rows are: the seconds since ``frame_time``; 0 if that is in the future. None: unknown."""
+        return age_s(self.frame_time)
 
     @property
     def layouts(self) -> tuple[TableLayout, ...]:

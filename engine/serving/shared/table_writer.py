@@ -93,6 +93,7 @@ class SharedWriter:
         self._tables: dict[str, _Rows] = {}
         self._is_published = self._in_step = False
         self._config, self._version, self._durable_step = "", Version("0"), 0
+        self._frame_time: int | None = None
 
     def create(self, tables: Sequence[SharedTable], config: str = "") -> None:
         """Begin new tables, whose rows are 0, and which have no keys.
@@ -156,7 +157,7 @@ class SharedWriter:
         target.remove(valid_ids(table, keys, target.layout.id_range))
 
     @contextmanager
-    def step(self, version: Version, durable_step: int = 0) -> Iterator[None]:
+    def step(self, version: Version, durable_step: int = 0, frame_time: int | None = None) -> Iterator[None]:
         """Change rows of published tables together: consistent reads are of the rows before, or of those after.
 
         Parameters
@@ -165,6 +166,8 @@ class SharedWriter:
             Of the rows after.
         durable_step : int
             Of the last commit.
+        frame_time : int or None
+            The largest time of the frames in the rows, in seconds since 1970; None: unknown.
 
         Yields
         ------
@@ -191,11 +194,11 @@ class SharedWriter:
         assert history is not None
         if version != self._version.at(version.step):
             history.write(version)
-        self._version, self._durable_step = version, durable_step
+        self._version, self._durable_step, self._frame_time = version, durable_step, frame_time
         words.end(version.step)
-        words.durable_step = durable_step
+        words.durable_step, words.frame_time = durable_step, frame_time
 
-    def publish(self, version: Version, durable_step: int = 0) -> None:
+    def publish(self, version: Version, durable_step: int = 0, frame_time: int | None = None) -> None:
         """Make the created tables those that readers read.
 
         Parameters
@@ -204,8 +207,10 @@ class SharedWriter:
             Of their rows.
         durable_step : int
             Of the last commit.
+        frame_time : int or None
+            As of ``step``.
         """
-        self._version, self._durable_step = version, durable_step
+        self._version, self._durable_step, self._frame_time = version, durable_step, frame_time
         self._publish()
 
     def lock(self) -> None:
@@ -227,7 +232,9 @@ class SharedWriter:
 
     def _publish(self) -> None:
         layouts = [table.layout for table in self._tables.values()]
-        self._folder.publish(layouts, _THREADS, self._version, self._durable_step, self._config, self._in_step)
+        version, durable_step = self._version, self._durable_step
+        words = self._folder.publish(layouts, _THREADS, version, durable_step, self._config, self._in_step)
+        words.frame_time = self._frame_time
         self._is_published = True
 
     def _grow(self, name: str, num_lacking: int) -> None:

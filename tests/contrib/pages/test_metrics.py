@@ -118,7 +118,7 @@ def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_p
     rounds.apply(frame, local_step=1, contributor="rank-1", learning_rates=[0.1])  # absent in step 0
     rounds.apply(frame, local_step=2, contributor="rank-1", learning_rates=[0.1])
     for _ in range(2):
-        bounded.apply(frame, local_step=0, learning_rates=[0.1])  # the second one is late
+        bounded.apply(frame, local_step=0, learning_rates=[0.1], time=5)  # the second one is late
     found = described(Metrics(engine).text())
     for other in (rounds, bounded):
         for name, (kind, labels) in described(Metrics(other).text()).items():
