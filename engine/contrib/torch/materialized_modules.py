@@ -154,18 +154,18 @@ def _with_absent(store: Store, name: str, contents: TableContents) -> _Table:
 
     Raises StateError if the file of their vectors is gone, or has changed.
     """
-    absent, zeros = store.tables[name].absent, np.zeros((1, store.tables[name].dim), np.float32)
-    if absent is None or contents.keys is None:
+    absent, present, zeros = store.tables[name].absent, contents.keys, np.zeros((1, store.tables[name].dim), np.float32)
+    if absent is None or present is None:
         return _Table(contents, zeros[0])
     if absent.kind == "vectors":
-        vectors = absent.vectors(contents.keys.dtype.name, zeros.shape[1])
-        others = np.setdiff1d(vectors.ids, contents.keys.view(np.int64))
+        vectors = absent.vectors(present.dtype.name, zeros.shape[1])
+        others = np.setdiff1d(vectors.ids, present.view(np.int64))
         rows = np.empty((len(others), zeros.shape[1]), np.float32)
         vectors.fill(others, rows)
-        keys = np.concatenate([contents.keys, others.view(contents.keys.dtype)])
+        keys = np.concatenate([present, others.view(present.dtype)])
         contents = TableContents(np.concatenate([contents.rows, store.seen(name, rows)]), keys)
     elif absent.kind in ("zero", "constant"):
-        absent.fill(np.zeros(1, contents.keys.dtype), zeros)
+        absent.fill(np.zeros(1, present.dtype), zeros)
     else:
         warnings.warn(
             f"table '{name}': keys without a row read zeros in the materialized model, and random initial rows in the "

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -161,7 +161,7 @@ class FrameMetadata(NamedTuple):
     step: int | None = None
 
 
-def is_name(name: Any) -> bool:
+def is_name(name: Any) -> TypeGuard[str]:
     """Return whether a name is valid: checkpoints store it, so it must be short and encodable as UTF-8."""
     try:
         return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME

@@ -249,7 +249,7 @@ class FlightServer(AnsweringServer):
         if request.get("claims") and not (is_name(name) and is_name(stream)):
             raise UsageError(f'position: expected {{"contributor": NAME, "stream": ID}}, each of 1 to {MAX_NAME} bytes')
         with self._service.engine.gate.still():
-            if request.get("claims"):
+            if request.get("claims") and is_name(stream):
                 self._service.sequencer.claim(name, stream)
             return {
                 **self._service.sequencer.streams.counts(name, stream),
