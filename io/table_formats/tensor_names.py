@@ -251,7 +251,9 @@ def _flag(name: str, target: str) -> str:
 
 
 def _no_target(name: str, target: str, wanted: Mapping[str, WantedTable]) -> UsageError:
-    expected = f"a table, or TABLE/SLOT with a slot of its optimizer; tables: {listed(wanted)}"
+    expected = (
+        f"a table, or TABLE/SLOT with a slot of its optimizer, of a table that is trained; tables: {listed(wanted)}"
+    )
     return UsageError(f"{_flag(name, target)}: expected {expected}")
 
 

@@ -24,7 +24,16 @@ import pyarrow as pa
 import penstock.base.forks as forks
 from penstock.base.errors import ConfigError, DeltasGoneError, InputError, PenstockError, StateError, UsageError, listed
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
-from penstock.contrib.torch.stores import Block, Ids, Pulled, StepReport, Store, TableContents, TableInfo
+from penstock.contrib.torch.stores import (
+    ROWS_AS_THEY_ARE,
+    Block,
+    Ids,
+    Pulled,
+    StepReport,
+    Store,
+    TableContents,
+    TableInfo,
+)
 from penstock.io.list_columns import list_column, list_type
 from penstock.model.frames import Float32
 from penstock.model.version import Version
@@ -236,6 +245,12 @@ class ServiceStore(Store):
                 self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
                 counts = self._counts()  # which a restart may have taken back meanwhile
             first = self._first_number or counts["position"] + 1
+            if first > counts["position"] + 1:
+                raise StateError(
+                    f"load_state_dict: the state is of {first - 1} frames of '{self.contributor}', and {self._uri} has "
+                    f"{counts['position']}: it is another service, or an older commit of it; to begin anew with its "
+                    "rows, load state['dense'] into the dense optimizer alone"
+                )
             producer.begin_at(first)
             self._producer, self._first_number = producer, 0
             self.frames = self._base = first - 1
@@ -366,7 +381,8 @@ class ServiceStore(Store):
 
     def _difference(self, saved: Version, current: Version) -> str:
         if saved.lineage != current.lineage:
-            return f"{self._uri} has the tables of another history of steps than these modules were saved with"
+            problem = "has the tables of another history of steps than these modules were saved with"
+            return f"{self._uri} {problem}; if you want its rows, {ROWS_AS_THEY_ARE}"
         if saved.step > current.step:
             return f"expected tables of {self._uri} at step {saved.step} or later, got step {current.step}"
         return ""

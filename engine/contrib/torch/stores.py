@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Ids = Array
 T = TypeVar("T")
 
+ROWS_AS_THEY_ARE = "load the modules without the keys that end in _extra_state, with strict=False"
 _SAVE_BOTH = "save the engine whenever you save the modules, and restore both"
 # How many of the last frames a prefetched batch can have missed; one that missed more is pulled again.
 _MOST_MISSED = 8
@@ -394,7 +395,10 @@ class EngineStore(Store):
 
     def _difference(self, saved: Version, current: Version) -> str:
         if saved.step != current.step:
-            return f"expected tables at step {saved.step}, got step {current.step}; {_SAVE_BOTH}"
+            return (
+                f"expected tables at step {saved.step}, got step {current.step}; {_SAVE_BOTH}; after a rollback to "
+                f"these rows, {ROWS_AS_THEY_ARE}"
+            )
         return ""
 
     def _close(self) -> None:

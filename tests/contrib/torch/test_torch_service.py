@@ -299,6 +299,16 @@ def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):
             bag.load_state_dict(state)
 
 
+def test_a_state_of_more_frames_than_the_service_has_is_refused():
+    with service_of(engine_of()) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        opt = pt.Step(bag)
+        opt.load_state_dict({"frames": 50, "dense": None})
+        bag(IDS).sum().backward()
+        with pytest.raises(ps.StateError, match="the state is of 50 frames of 'rank-0', and .* has 0"):
+            opt.step()
+
+
 def test_a_frame_that_the_service_refuses_is_dropped_and_not_counted():
     with service_of(engine_of(optimizer=ps.SGD(0.5))) as service, pt.store(service.address.uri) as store:
         bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
