@@ -251,9 +251,8 @@ def _flag(name: str, target: str) -> str:
 
 
 def _no_target(name: str, target: str, wanted: Mapping[str, WantedTable]) -> UsageError:
-    expected = (
-        f"a table, or TABLE/SLOT with a slot of its optimizer, of a table that is trained; tables: {listed(wanted)}"
-    )
+    tables = f"tables: {listed(wanted)}; a frozen one has no slots"
+    expected = f"a table, or TABLE/SLOT with a slot of its optimizer; {tables}"
     return UsageError(f"{_flag(name, target)}: expected {expected}")
 
 

@@ -305,7 +305,7 @@ def test_a_state_of_more_frames_than_the_service_has_is_refused():
         opt = pt.Step(bag)
         opt.load_state_dict({"frames": 50, "dense": None})
         bag(IDS).sum().backward()
-        with pytest.raises(ps.StateError, match="the state is of 50 frames of 'rank-0', and .* has 0"):
+        with pytest.raises(ps.StateError, match=r"the state is of 50 frames of 'rank-0', and .* has 0"):
             opt.step()
 
 
