@@ -99,6 +99,8 @@ def errors() -> str:
         )
         code = INPUT if issubclass(kind, ps.ServiceError) else judged(kind("…"))[0]  # commands convert this one
         notes = [bases, *([f"exit code {code}"] if code != FAILED else [])]
+        if kind is ps.ServiceError:
+            notes[-1] += ", of a token or certificate 2"
         if name not in error_classes.__all__:
             notes.append("not exported: catch what it also is")
         raised = (kind.__doc__ or "").partition("\n\n")[0].strip().rstrip(".")
@@ -132,7 +134,14 @@ def _anchor(title: str) -> str:
 
 
 def _rows(errors: Sequence[ErrorRow]) -> str:
-    return table(("error", "then", "what to do"), [(row.meaning, _end(row), row.advice or "–") for row in errors])
+    return table(
+        ("error", "then", "what to do"), [(row.meaning, _end(row), _linked(row.advice) or "–") for row in errors]
+    )
+
+
+def _linked(text: str) -> str:
+    """Return a text of the product with its names of pages as links of a page of the reference."""
+    return re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", text)
 
 
 def _end(row: ErrorRow) -> str:
@@ -256,7 +265,7 @@ def metrics() -> str:
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
         kind = ["gauge" if family.type == "info" else family.type]
         named = [", ".join(f"`{label}`" for label in labels or getattr(family, "_labelnames", ()))]
-        text = re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", family.documentation)
+        text = _linked(family.documentation)
         alert = ALERTS[name.removeprefix("penstock_")]
         items.append(f"- `{name}` ({'; '.join([*kind, *filter(None, named)])}): {text}. **Alert**: {alert}")
     assert len(items) == len(ALERTS)

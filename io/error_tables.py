@@ -115,6 +115,14 @@ class ErrorTable:
 
 # ---- rows of several connectors
 
+
+def untrusted(setting: str) -> ErrorRow:
+    """Return the row of a certificate that is not trusted. setting : what names those to trust"""
+    return CERTIFICATE._replace(
+        advice=f"give the certificates to trust ({setting}), and a name that the certificate has"
+    )
+
+
 CERTIFICATE = ErrorRow(
     "the certificate of the server is not trusted, or is of another name",
     2,

@@ -36,13 +36,13 @@ EVENTS: Mapping[str, tuple[int, str]] = {
     "stale_frame": (logging.WARNING, "the gate dropped a frame: with its step and the service's"),
     "second_frame": (
         logging.WARNING,
-        "in rounds, a second frame of a worker for one step, which is stale: the first one of a run",
+        "in rounds, a worker's second frame for a step, which is stale: once per run",
     ),
     "round_waits": (logging.WARNING, "in rounds, the workers that a step has waited for, each minute"),
     "round_skipped": (logging.WARNING, "a step was applied without these workers (`--on-missing skip`)"),
     "call_refused": (logging.WARNING, "a missing or wrong token, a role, `--max-calls`"),
-    "not_finite": (logging.WARNING, "table and id of the first row of a run that an update made infinite or NaN"),
-    "wrote_not_finite": (logging.WARNING, "the same of a table that `--out` wrote"),
+    "not_finite": (logging.WARNING, "an update made a row infinite or NaN: table and id of the first one of a run"),
+    "wrote_not_finite": (logging.WARNING, "`--out` wrote such rows: table, id of the first one, and how many"),
     "commit_began": (logging.DEBUG, "with the step"),
     "committed": (logging.INFO, "with the step"),
     "rolled_back": (
@@ -60,7 +60,7 @@ EVENTS: Mapping[str, tuple[int, str]] = {
         "a service, a broker or a target does not answer: the first failure, and after each minute the last one, with "
         "`retried_s` and `patience`; commands without a log print the line, too",
     ),
-    "reachable_again": (logging.WARNING, "it answers"),
+    "reachable_again": (logging.WARNING, "it answers again"),
     "waiting": (logging.WARNING, "a trainer with torch waits for a service or other ranks, each minute"),
 }
 

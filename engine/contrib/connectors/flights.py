@@ -22,7 +22,7 @@ SOURCE = FlightKind(
     title="Arrow Flight",
     form="grpc://HOST:PORT/PATH",
     schemes=("grpc://", "grpc+tcp://", "grpc+tls://"),
-    example="grpc://127.0.0.1:8815/gradients",
+    example="grpc://127.0.0.1:8900/monday",
     errors=ERRORS,
     unit="a batch, or the rows of a step",
 )

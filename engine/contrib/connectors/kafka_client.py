@@ -82,7 +82,7 @@ ERRORS = ErrorTable(
         "FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH UNKNOWN_TOPIC_ID THROTTLING_QUOTA_EXCEEDED _LEADER_NOT_AVAILABLE",
     ),
     ErrorRow(
-        "another follower has the transactional id now: the last mark decides who is ahead (5)",
+        "another follower has the transactional id now: the step in the topic decides who is ahead (5)",
         None,
         "_FENCED INVALID_PRODUCER_EPOCH PRODUCER_FENCED CONCURRENT_TRANSACTIONS INVALID_TXN_STATE _STATE _CONFLICT "
         "_PREV_IN_PROGRESS _FATAL UNKNOWN_PRODUCER_ID OUT_OF_ORDER_SEQUENCE_NUMBER INVALID_PRODUCER_ID_MAPPING "

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.base.errors import PenstockError
 from penstock.io.error_tables import (
-    CERTIFICATE,
     HANDSHAKE,
     NO_TLS,
     UNREACHABLE,
@@ -17,6 +16,7 @@ from penstock.io.error_tables import (
     ErrorTable,
     names_of,
     text_of,
+    untrusted,
 )
 from penstock.io.partitions.broker_partition import Message, Partition, RetainedRange
 from penstock.io.partitions.partition_source import TopicKind
@@ -55,7 +55,7 @@ ERRORS = ErrorTable(
         "check its permissions for $JS.API.> and _INBOX.>, and the user and the password in the URI",
     ),
     ErrorRow("the server requires TLS", 2, "SecureConnRequiredError", "tls required", "use tls://HOST:PORT"),
-    CERTIFICATE,
+    untrusted("SSL_CERT_FILE in the environment"),
     NO_TLS,
     ErrorRow(
         "JetStream is not available for the moment: it elects a leader, or is full",

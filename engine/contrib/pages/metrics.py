@@ -299,11 +299,13 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", snapshot.global_step)
     yield Gauge("penstock_pending_frames", "frames accumulated in the gate", snapshot.num_accumulated)
     yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
-    late = "frames applied although their step was behind"
+    late = "frames applied although their step was behind (`--max-staleness`)"
     yield labelled("penstock_late_frames_total", Counter, late, "steps_behind", by_power_of_two(snapshot.late))
-    yield labelled("penstock_absent_steps_total", Counter, "steps without a frame", "worker", snapshot.absent)
-    yield labelled("penstock_early_frames", Gauge, "frames that wait for other workers", "worker", snapshot.early)
-    yield Gauge("penstock_round_wait_seconds", "how long a step has waited for a worker", snapshot.waited_s)
+    yield labelled("penstock_absent_steps_total", Counter, "rounds: steps without a frame", "worker", snapshot.absent)
+    yield labelled(
+        "penstock_early_frames", Gauge, "rounds: frames that wait for other workers", "worker", snapshot.early
+    )
+    yield Gauge("penstock_round_wait_seconds", "rounds: how long a step has waited for a worker", snapshot.waited_s)
     rates = dict(enumerate(snapshot.last_rates))
     yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
 

@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl
 import penstock.base.interrupts as interrupts
 from penstock.base.errors import TargetError, UsageError
 from penstock.io.error_tables import (
-    CERTIFICATE,
     HANDSHAKE,
     NO_TLS,
     UNREACHABLE,
@@ -25,6 +24,7 @@ from penstock.io.error_tables import (
     ErrorTable,
     names_of,
     text_of,
+    untrusted,
 )
 from penstock.io.registry import Library, match_uri
 from penstock.serving.followers.target import Stored, TableRows, Target, failures
@@ -92,7 +92,7 @@ ERRORS = ErrorTable(
         "",
         "is it the address of the primary?",
     ),
-    CERTIFICATE,
+    untrusted("ssl_ca_certs in the URI"),
     NO_TLS,
     ErrorRow("the permissions of the socket", 2, "EACCES EPERM", "permission denied", "check who may open the socket"),
     ErrorRow("another client has changed the step (`WATCH`)", None, "WatchError ExecAbortError EXECABORT"),
