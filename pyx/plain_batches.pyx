@@ -306,7 +306,7 @@ cdef class RepeatedMessages:
         num_rows, body_size = number(message + self.numbers[0, 0]), number(message + self.numbers[1, 0])
         if difference or not 0 < num_rows <= body_size or body_size > size - head_size:
             return 0
-        columns.num_rows, columns.num_values = num_rows, num_rows * self.width
+        columns.num_rows = num_rows
         columns.rows = columns.steps = columns.codes = columns.offsets = NULL
         for i in range(self.buffers.shape[0]):
             offset, length = number(message + self.buffers[i, 0]), number(message + self.buffers[i, 0] + 8)
@@ -318,14 +318,16 @@ cdef class RepeatedMessages:
                 return 0
             if i == self.id_at:
                 columns.ids = body + offset
-            elif i == self.gradient_at:
+            if i == self.gradient_at:
                 columns.rows, room = body + offset, length // 4
-            elif i == self.step_at:
+            if i == self.step_at:
                 columns.steps = body + offset
-            elif i == self.codes_at:
+            if i == self.codes_at:
                 columns.codes = body + offset
-            elif i == self.offsets_at:
+            if i == self.offsets_at:
                 columns.offsets = body + offset
+        # The gradients have a buffer, so that this product is within the body.
+        columns.num_values = num_rows * self.width
         for i in range(2, self.numbers.shape[0]):
             length = number(message + self.numbers[i, 0])
             if self.numbers[i, 1] < 0:

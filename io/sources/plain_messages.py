@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.io.sources.batch import Batch, PlainRoles
-from penstock.io.sources.ipc_messages import BATCH, CONTINUATION, DICTIONARY, END_MARKER, FlatbufferTable, body_bytes
+from penstock.io.sources.ipc_messages import BATCH, CONTINUATION, DICTIONARY, FlatbufferTable, body_bytes
 from penstock.pyx.coded_rows import CodedRows
 from penstock.pyx.plain_batches import PlainRows, RepeatedMessages
 
@@ -184,17 +184,12 @@ def _read(message: pa.Buffer, schema: pa.Schema, dictionary: pa.Array | None) ->
     """Return the batch of a message. dictionary : of its only dictionary-encoded column, None: it has none"""
     if dictionary is None:
         return pa.ipc.read_record_batch(message, schema)
-    # pyarrow takes a dictionary only from a stream: one of a batch without rows, and then this one.
-    (kind,) = filter(pa.types.is_dictionary, schema.types)
-    codes = pa.DictionaryArray.from_arrays(pa.array([], kind.index_type), dictionary, ordered=kind.ordered)
-    columns = [codes if each == kind else pa.array([], each) for each in schema.types]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    before = sink.getvalue()[: -len(END_MARKER)]
-    reader = pa.ipc.open_stream(pa.py_buffer(b"".join([before, message])))
-    reader.read_next_batch()
-    return reader.read_next_batch()
+    # pyarrow takes a dictionary from a stream only, but a message has codes as it has a column of integers.
+    number = next(number for number, kind in enumerate(schema.types) if pa.types.is_dictionary(kind))
+    field = schema.field(number)
+    batch = pa.ipc.read_record_batch(message, schema.set(number, field.with_type(field.type.index_type)))
+    names = pa.DictionaryArray.from_arrays(batch.column(number), dictionary, ordered=field.type.ordered, safe=False)
+    return batch.set_column(number, field, names)
 
 
 def head_of(data: bytes) -> bytes:

@@ -224,6 +224,25 @@ def test_a_stream_may_replace_its_dictionary(tmp_path, num_messages):
     assert sum(num_messages) == 3
 
 
+@pytest.mark.parametrize("container", NEW)
+def test_a_dictionary_may_grow(tmp_path, num_messages, container):
+    names = [("a",), ("a",), ("a", "b"), ("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
+    batches = [coded_batch([(len(each) - 1, 300, 5)], each, has_steps=False) for each in names]
+    path = write(tmp_path / "log", container, batches, emit_dictionary_deltas=True)
+    frames, error, _ = outcome(path, replace(SEVERAL, contribution_rows="batch"))
+    assert error is None
+    assert [list(frame[0]) for frame in frames] == [[each[-1]] for each in names]
+    assert sum(num_messages) == (3 if container == "stream" else 5)
+
+
+@pytest.mark.parametrize("container", NEW)
+def test_rows_of_mixed_tables_in_messages_without_pyarrow_are_read_row_by_row(tmp_path, num_messages, container):
+    batches = [coded_batch([(number % 2, 1, 5) for number in range(40)]) for _ in range(4)]
+    path = write(tmp_path / "log", container, batches)
+    assert repr(outcome(path, SEVERAL)) == repr(by_pyarrow(path, SEVERAL))
+    assert sum(num_messages) == 3
+
+
 @more_as_evidence
 @pytest.mark.parametrize("container", NEW)
 def test_a_damaged_log_of_several_tables_gives_what_it_gives_batch_by_batch(tmp_path, container):
