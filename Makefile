@@ -9,7 +9,7 @@ KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults rounds weekly \
-	follow-histories cluster bench docs dist release-check proto stub clean \
+	follow-histories cluster bench instructions docs dist release-check proto stub clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -124,6 +124,10 @@ rounds: build/neighbours/installed
 # A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/evidence/performance.md.
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
+
+# The instructions of a step on 1, 2, 8 and 32 threads, by function, with valgrind; `make instructions ARGS="--threads 1,8"`.
+instructions: .venv/installed
+	$(BIN)/python bench/experiments/instructions.py $(ARGS)
 
 # The site: every warning is an error, and the build fetches nothing. A version is a folder of SITE (to publish, a copy
 # of the published site), next to versions.json and an index.html that leads to the newest.

@@ -1,12 +1,9 @@
 # What Intake needs of an accumulator: its parts, and the rows of the frame.
 from ._types cimport index_t
 from .buffer_pool cimport Block, Pool
-from .coalesce cimport Frame, Part, Vocabulary
+from .coalesce cimport MOST_PARTS, Frame, Part, Space, Split, Vocabulary
 from .gradient_blocks cimport GradientBlocks
 from .id_table cimport IdBits, IdMap
-
-cdef enum:
-    MOST_PARTS = 64
 
 
 cdef int isa_of(str target) except -1
@@ -16,25 +13,28 @@ cdef class Accumulator:
     cdef readonly Py_ssize_t num_parts   # of what is held now
     cdef Part[MOST_PARTS] parts
     cdef Frame frame                     # between begin and end
+    cdef Split split                     # of its rows, where there are several parts
     cdef Vocabulary vocabulary
     cdef readonly IdMap map              # None where ids are hashed
     cdef IdBits seen                     # None where they are not, or the vocabulary is unknown
     cdef Py_ssize_t row_bytes
     cdef bint count, count_rows
     cdef index_t first_frame
-    # The blocks that a part's pointers look into, by part; the last two only while a frame is added.
-    cdef list _ids, _sums, _first_seen, _marks, _rows, _slots, _picked
+    cdef Space space
+    # The blocks of the space: ids, bytes of first_seen, sums, marks, rows; those of split.spare; those of the frame.
+    cdef list _held, _spare, _of_frame
     cdef Pool _pool
     cdef Py_ssize_t held(self) noexcept
     cdef Py_ssize_t distinct(self) noexcept
     cdef Py_ssize_t bytes_per_id(self) noexcept
     cdef Py_ssize_t num_bytes(self) noexcept
     cdef int set_parts(self, Py_ssize_t num_parts) except -1
-    cdef int reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1
-    cdef int reserve_slots(self, Py_ssize_t p, Py_ssize_t num_rows) except -1
-    cdef int release_slots(self) except -1
-    cdef int start_marks(self, Py_ssize_t p) except -1
-    cdef Block _grown(self, block, Py_ssize_t used, Py_ssize_t room, Py_ssize_t width)
+    cdef int reserve(self, Py_ssize_t num_rows) except -1
+    cdef int _take_spare(self, Py_ssize_t num_ids) except -1
+    cdef int _move(self) except -1
+    cdef int reserve_slots(self, Py_ssize_t num_rows) except -1
+    cdef void* _room_for(self, Py_ssize_t num_bytes) except NULL
+    cdef int start_marks(self) except -1
     cdef readonly Py_ssize_t dim
     cdef readonly object dtype
     cdef readonly Py_ssize_t num_rows    # of whole frames since start_counting

@@ -14,12 +14,17 @@ from ._types cimport id_t, index_t
 from .gradient_blocks cimport GradientBlocks, blocks_of
 from .id_table cimport MOST_SLOTS, Bucket, IdBits, IdMap, best_isa, id_buckets_free, id_buckets_reserve
 from .buffer_pool cimport Block, Pool, Sums
-from .coalesce cimport Mark, Part, divide, harmless, part_begin, part_carry, part_clear, part_find, part_undo
+from .coalesce cimport (
+    Mark, Part, divide, harmless, make_room, part_begin, part_carry, part_clear, part_find, part_undo, row_t, space_for,
+    split_begin,
+)
 from .row_sums cimport part_fold
 
 cdef enum:
     # Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
     LARGEST_MAP = 1 << 27
+
+cdef Py_ssize_t MOST_IDS = <Py_ssize_t>1 << 62
 
 
 def targets():
@@ -45,8 +50,7 @@ cdef class Accumulator:
     def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True,
                   bint count_rows=False, str target=""):
         self._pool = Pool()
-        self._ids, self._sums, self._first_seen, self._marks, self._rows, self._slots, self._picked = (
-            [None] * MOST_PARTS for _ in range(7))
+        self._held, self._spare, self._of_frame = [], [], []
         if dim < 0:
             raise ValueError(f"dim must be at least 0, got {dim}")
         self.dim = dim
@@ -106,12 +110,12 @@ cdef class Accumulator:
         if self.map is not None:
             self.map.make_room(held + (num_rows if most < 0 else most))
             self.vocabulary.base, self.vocabulary.run_base = self.map.base, self.map.run_base
+        if self.count and frame != self.first_frame:
+            self.start_marks()
+        self.reserve(num_rows if room < 0 else room)
         for p in range(self.num_parts):
-            self.reserve(p, num_rows if room < 0 else room)
-            self.reserve_slots(p, num_rows if longest < 0 else longest)
-            if self.count and frame != self.first_frame:
-                self.start_marks(p)
             largest = max(largest, self.parts[p].largest)
+        self.reserve_slots(num_rows if longest < 0 else longest)
         self.frame.harmless = harmless(largest, num_rows, self.frame.wide)
         self.rows_begun = num_rows
         return 0
@@ -123,7 +127,9 @@ cdef class Accumulator:
 
     cdef int cancel(self) except -1:
         """Release the frame that was begun."""
-        self.release_slots()
+        if self.split.moved:
+            self._move()
+        self._of_frame, self.parts[0].slots = [], NULL
         self.rows_begun = 0
         self.blocks, self.frame.num_sources = None, 0
         return 0
@@ -133,15 +139,12 @@ cdef class Accumulator:
 
         most_ids : of one step
         """
-        cdef Py_ssize_t p
         cdef Block block
-        for p in range(self.num_parts):
-            for blocks, width in ((self._ids, sizeof(id_t)), (self._sums, self.row_bytes), (self._marks, sizeof(Mark))):
-                block = blocks[p]
-                if block is not None:
-                    block.touched = max(block.touched, min(block.size, most_ids * <Py_ssize_t>width))
-            if not self.parts[p].num_ids:
-                self._marks[p], self.parts[p].marks = None, NULL
+        for block, width in zip(self._held, (sizeof(id_t), 1, self.row_bytes, sizeof(Mark))):
+            if block is not None:
+                block.touched = max(block.touched, min(block.size, most_ids * <Py_ssize_t>width))
+        if not self.parts[0].num_ids and self.space.marks != NULL:
+            self._held[3], self.space.marks, self.parts[0].marks = None, NULL, NULL
         if self.map is not None:
             self.map.base = self.vocabulary.base
         self.num_rows += num_rows
@@ -176,7 +179,7 @@ cdef class Accumulator:
 
     cpdef tuple sums(self):
         """Return the sums, without handing them over: one ``Sums`` per part, not divided."""
-        cdef Py_ssize_t p
+        cdef Py_ssize_t p, held = self.held()
         cdef Sums sums
         cdef list parts = []
         for p in range(self.num_parts):
@@ -184,10 +187,13 @@ cdef class Accumulator:
             sums.num_ids, sums.dim, sums.dtype = self.parts[p].num_ids, self.dim, self.dtype
             sums.counts_rows = self.count_rows
             if sums.num_ids:
-                sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
+                sums.first = self.parts[p].ids - self.space.ids
+                sums.id_block, sums.sum_block, sums.row_block = self._held[0], self._held[2], self._held[4]
+                sums.id_block.used = held * sizeof(id_t)
+                if self.dim:
+                    sums.sum_block.used = held * self.row_bytes
                 if self.count_rows:
-                    sums.row_block, (<Block>self._rows[p]).used = self._rows[p], sums.num_ids * sizeof(index_t)
-                sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
+                    sums.row_block.used = held * sizeof(index_t)
             parts.append(sums)
         return tuple(parts)
 
@@ -226,28 +232,28 @@ cdef class Accumulator:
         self.begin(blocks_of([(ids, sums, None, None)], self.dim, self.frame.wide), -1, 1)
         self.frame.strict = False
         with nogil:
-            outside = part_find(&self.parts[0], &self.vocabulary, &self.frame, 0, 1, &no)
+            outside = part_find(&self.parts[0], &self.vocabulary, &self.frame, &no)
             if not outside and self.dim:
                 part_fold(&self.parts[0], &self.frame, &no)
         if outside:
             self.undo()
             raise ValueError(f"an id is not below the vocabulary's {self.vocabulary.size}")
         self.end()
-        if self.count:
-            self.start_marks(0)
-            self._marks[0].array(np.int64, len(ids), 2)[:] = kept
+        if self.count and len(ids):
+            self.start_marks()
+            (<Block>self._held[3]).array(np.int64, len(ids), 2)[:] = kept
         if self.count_rows and len(ids):
-            (<Block>self._rows[0]).array(np.int64, len(ids))[:] = state["rows"]
+            (<Block>self._held[4]).array(np.int64, len(ids))[:] = state["rows"]
         part_carry(&self.parts[0])
 
     cdef int _clear(self) except -1:
         """Hold nothing; what was counted stays so."""
         cdef Py_ssize_t p, most = 0
         for p in range(self.num_parts):
-            self._ids[p], self._sums[p], self._marks[p], self._rows[p] = None, None, None, None
             most = max(most, self.parts[p].num_ids)
             part_clear(&self.parts[p], &self.vocabulary)
-            self.parts[p].marks, self.parts[p].rows = NULL, NULL
+            self.parts[p].marks, self.parts[p].rows, self.parts[p].room = NULL, NULL, 0
+        self._held, self._spare, self.space.marks = [], [], NULL
         if self.map is not None:
             self.map.base += most
         return 0
@@ -255,9 +261,9 @@ cdef class Accumulator:
     def _occurrences(self, Py_ssize_t p):
         """The last frame and the number of frames of each id of a part: int64 (n, 2), a copy."""
         n = self.parts[p].num_ids
-        if self._marks[p] is None:
+        if self.space.marks == NULL or not n:
             return np.tile(np.array([self.first_frame, 1], np.int64), (n, 1))
-        return self._marks[p].array(np.int64, n, 2).copy()
+        return (<Block>self._held[3]).array(np.int64, n, 2, self.parts[p].ids - self.space.ids).copy()
 
     # ---- memory: blocks of a pool for all that grows with ids or with the rows of a frame. What a frame may need at
     # most is reserved before it enters, so that adding it cannot fail.
@@ -278,10 +284,13 @@ cdef class Accumulator:
         return self.row_bytes + 9 + self.count * sizeof(Mark) + self.count_rows * sizeof(index_t)
 
     cdef Py_ssize_t num_bytes(self) noexcept:
-        cdef Py_ssize_t p, buckets = 0
+        cdef Py_ssize_t p, buckets = 0, spare = 0
+        cdef Block block
         for p in range(self.num_parts):
             buckets += self.parts[p].buckets.reserved
-        return (self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + self._pool.touched_bytes()
+        for block in self._spare:
+            spare += block.touched if block is not None else 0
+        return (spare + self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + self._pool.touched_bytes()
                 + (self.map.memory.num_bytes if self.map is not None else 0))
 
     cdef int set_parts(self, Py_ssize_t num_parts) except -1:
@@ -297,78 +306,111 @@ cdef class Accumulator:
         while self.num_parts > num_parts:
             self.num_parts -= 1
             id_buckets_free(&self.parts[self.num_parts].buckets)
-            for blocks in (self._ids, self._sums, self._first_seen, self._marks):
-                blocks[self.num_parts] = None  # back to the pool
         for p in range(num_parts):
             self.parts[p].num_distinct = 0 if p else distinct
         return 0
 
-    cdef int reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
-        """Room for as many new ids as there are rows, or as the vocabulary has, in all that grows with ids."""
-        cdef Part* part = &self.parts[p]
-        cdef Py_ssize_t room = part.num_ids + num_rows
-        if self.vocabulary.size:
+    cdef int reserve(self, Py_ssize_t num_rows) except -1:
+        """Room for as many new ids as there are rows, or as the vocabulary has, in all that grows with ids.
+
+        Where there are several parts, each gets its room when the rows are split.
+        """
+        cdef Py_ssize_t p, most, room = self.held() + num_rows
+        if self.vocabulary.size and self.num_parts == 1:
             room = min(room, <Py_ssize_t>self.vocabulary.size)
         if room > MOST_SLOTS:
             raise MemoryError(f"{room} ids between two openings: at most {MOST_SLOTS} of one table")
-        # One more: a look-up in the map writes one beyond the end.
-        self._sums[p] = self._grown(self._sums[p], part.num_ids, room, self.row_bytes)
-        part.sums = (<Block>self._sums[p]).memory
-        self._ids[p] = self._grown(self._ids[p], part.num_ids, room + 1, sizeof(id_t))
-        part.ids = <id_t*>(<Block>self._ids[p]).memory
-        self._first_seen[p] = self._grown(self._first_seen[p], part.num_ids, room + 1, 1)
-        part.first_seen = <uint8_t*>(<Block>self._first_seen[p]).memory
-        if self._marks[p] is not None:
-            self._marks[p] = self._grown(self._marks[p], part.num_ids, room, sizeof(Mark))
-            part.marks = <Mark*>(<Block>self._marks[p]).memory
-        if self.count_rows:
-            self._rows[p] = self._grown(self._rows[p], part.num_ids, room, sizeof(index_t))
-            part.rows = <index_t*>(<Block>self._rows[p]).memory
-        if self.map is None and not id_buckets_reserve(&part.buckets, room, part.ids):
-            raise MemoryError(f"no memory for the index of {room} ids")
+        if self.map is None:
+            for p in range(self.num_parts):
+                most = self.parts[p].num_ids + num_rows
+                if self.vocabulary.size:
+                    most = min(most, <Py_ssize_t>self.vocabulary.size)
+                if not id_buckets_reserve(&self.parts[p].buckets, most, self.parts[p].ids):
+                    raise MemoryError(f"no memory for the index of {most} ids")
+        if self.num_parts > 1 or room > self.parts[0].room:
+            self._take_spare(room)
+        self.split.parts, self.split.row_bytes = self.parts, self.row_bytes
+        if self.num_parts == 1:
+            room -= self.parts[0].num_ids
+            if make_room(self.parts, 1, &room, &self.split.spare, self.row_bytes):
+                self._move()
         return 0
 
-    cdef int reserve_slots(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
-        """Room for the slots of all rows of a frame, and for their numbers where there are several parts."""
-        cdef Block block = self._pool.take(num_rows * sizeof(uint32_t))
-        cdef Part* part = &self.parts[p]
+    cdef int _take_spare(self, Py_ssize_t num_ids) except -1:
+        """Have a spare space in which so many ids fit, however they are spread over the parts."""
+        cdef Py_ssize_t i, room = space_for(num_ids, self.num_parts)
+        cdef Space* spare = &self.split.spare
+        cdef bint marked = self.space.marks != NULL
+        cdef Py_ssize_t[5] widths = [sizeof(id_t), 1, self.row_bytes, sizeof(Mark) if marked else 0,
+                                     sizeof(index_t) if self.count_rows else 0]
+        cdef char* memory[5]
+        cdef Block block
+        cdef list blocks = []
+        if self._spare and spare.num_ids >= room and (spare.marks != NULL) == marked:
+            return 0
+        self._spare, spare.num_ids = [], MOST_IDS
+        for i in range(5):
+            block, memory[i] = None, NULL
+            if widths[i]:
+                block = self._pool.take(room * widths[i])
+                memory[i], spare.num_ids = block.memory, min(spare.num_ids, block.size // widths[i])
+            blocks.append(block)
+        spare.ids, spare.first_seen, spare.sums = <id_t*>memory[0], <uint8_t*>memory[1], memory[2]
+        spare.marks, spare.rows = <Mark*>memory[3], <index_t*>memory[4]
+        self._spare = blocks
+        return 0
+
+    cdef int _move(self) except -1:
+        """What is held is in the spare space now."""
+        self._held, self.space, self._spare, self.split.moved = self._spare, self.split.spare, [], False
+        return 0
+
+    cdef int reserve_slots(self, Py_ssize_t num_rows) except -1:
+        """Room for the slots of all rows of a frame, and to split them where there are several parts."""
+        cdef Py_ssize_t p, i
+        cdef Split* split = &self.split
         if num_rows > MOST_SLOTS:
             raise MemoryError(f"{num_rows} rows in a frame: at most {MOST_SLOTS} of one table")
-        self._slots[p], part.slots, block.used = block, <uint32_t*>block.memory, num_rows * sizeof(uint32_t)
-        if self.num_parts > 1:
-            block = self._pool.take(num_rows * sizeof(uint32_t))
-            self._picked[p], part.picked, block.used = block, <uint32_t*>block.memory, num_rows * sizeof(uint32_t)
-        part_begin(part)
-        return 0
-
-    cdef int release_slots(self) except -1:
-        """The frame is in, or will not come."""
-        cdef Py_ssize_t p
+        self._of_frame = []
         for p in range(self.num_parts):
-            self._slots[p], self._picked[p], self.parts[p].picked = None, None, NULL
-        return 0
-
-    cdef int start_marks(self, Py_ssize_t p) except -1:
-        """From the second frame on every id has a mark; so far each occurred in the first one."""
-        cdef Py_ssize_t i
-        cdef Part* part = &self.parts[p]
-        if self._marks[p] is not None:
+            part_begin(&self.parts[p])
+        if self.num_parts == 1:
+            self.parts[0].slots = <uint32_t*>self._room_for(num_rows * sizeof(uint32_t))
             return 0
-        self._marks[p] = self._pool.take((<Block>self._ids[p]).size // sizeof(id_t) * sizeof(Mark))
-        part.marks = <Mark*>(<Block>self._marks[p]).memory
-        for i in range(part.num_ids):
-            part.marks[i].frame, part.marks[i].count = self.first_frame, 1
+        split_begin(split, num_rows, self.num_parts)
+        split.starts, split.ids, split.scales = self.blocks.starts, NULL, NULL
+        split.ends = <uint32_t*>self._room_for(split.num_stripes * self.num_parts * sizeof(uint32_t))
+        split.slots = <uint32_t*>self._room_for(num_rows * sizeof(uint32_t))
+        split.rows = <row_t*>self._room_for(num_rows * sizeof(row_t))
+        if not 0 < self.vocabulary.size <= <id_t>1 << 32:
+            split.ids = <id_t*>self._room_for(num_rows * sizeof(id_t))
+        for i in range(self.blocks.num_sources):
+            if self.blocks.sources[i].scales != NULL:
+                split.scales = <float*>self._room_for(num_rows * sizeof(float))
+                break
         return 0
 
-    cdef Block _grown(self, block, Py_ssize_t used, Py_ssize_t room, Py_ssize_t width):
-        """A block with room for so many entries of width bytes, the first used of them kept."""
-        cdef Block bigger
-        if block is not None and (<Block>block).size >= room * width:
-            return block
-        bigger = self._pool.take(room * width)
-        if block is not None:
-            memcpy(bigger.memory, (<Block>block).memory, used * width)
-        return bigger
+    cdef void* _room_for(self, Py_ssize_t num_bytes) except NULL:
+        """Memory until the end of the frame."""
+        cdef Block block = self._pool.take(num_bytes)
+        block.used = num_bytes
+        self._of_frame.append(block)
+        return block.memory
+
+    cdef int start_marks(self) except -1:
+        """From the second frame on every id has a mark; so far each occurred in the first one."""
+        cdef Py_ssize_t p, i
+        cdef Part* part
+        if self.space.marks != NULL or not self._held:
+            return 0
+        self._held[3] = self._pool.take(self.space.num_ids * sizeof(Mark))
+        self.space.marks = <Mark*>(<Block>self._held[3]).memory
+        for p in range(self.num_parts):
+            part = &self.parts[p]
+            part.marks = self.space.marks + (part.ids - self.space.ids)
+            for i in range(part.num_ids):
+                part.marks[i].frame, part.marks[i].count = self.first_frame, 1
+        return 0
 
     def _give_out(self, Py_ssize_t num_slots):
         """For tests: as if so many slots had been given out before. Only while nothing is held."""

@@ -6,7 +6,7 @@ cdef extern from "pages.h":
 
 
 cdef enum:
-    MAX_FREE_BLOCKS = 16      # that a pool keeps at most: the arrays of a few parts
+    MAX_FREE_BLOCKS = 16      # that a pool keeps at most: those of a few frames
 
 
 cdef struct FreeBlock:
@@ -29,12 +29,13 @@ cdef class Block:
     cdef Py_ssize_t used             # bytes from the start that its present owner has written
     cdef Py_ssize_t touched          # bytes from the start that earlier owners have written
     cdef Pool pool
-    cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=*)
+    cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=*, Py_ssize_t first=*)
 
 
 cdef class Sums:
     cdef Block id_block, sum_block   # None where there are no ids
     cdef Block row_block             # None also where rows are not counted
     cdef bint counts_rows
+    cdef Py_ssize_t first            # where they begin in the blocks, which other Sums share
     cdef readonly Py_ssize_t num_ids, dim
     cdef object dtype, _id_array, _sum_array

@@ -84,13 +84,13 @@ cdef class Block:
         view.shape, view.strides = &self.size, &view.itemsize
         view.suboffsets, view.internal = NULL, NULL
 
-    cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=0):
-        """Return the start of the block as an array, shape (num_rows,) if width is 0, else (num_rows, width).
+    cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=0, Py_ssize_t first=0):
+        """Return rows of the block from ``first`` on, shape (num_rows,) if width is 0, else (num_rows, width).
 
         The array keeps the block alive.
         """
-        cdef Py_ssize_t count = num_rows * max(width, <Py_ssize_t>1)
-        flat = np.frombuffer(self, dtype, count) if count else np.empty(0, dtype)
+        cdef Py_ssize_t each = max(width, <Py_ssize_t>1), begin = first * each, count = num_rows * each
+        flat = np.frombuffer(self, dtype, begin + count)[begin:] if count else np.empty(0, dtype)
         return flat.reshape(num_rows, width) if width else flat
 
 
@@ -104,7 +104,8 @@ cdef class Sums:
     @property
     def ids(self):
         if self._id_array is None:
-            self._id_array = self.id_block.array(np.int64, self.num_ids) if self.num_ids else np.empty(0, np.int64)
+            self._id_array = (
+                self.id_block.array(np.int64, self.num_ids, 0, self.first) if self.num_ids else np.empty(0, np.int64))
         return self._id_array
 
     @property
@@ -112,13 +113,13 @@ cdef class Sums:
         """The number of gradient rows of each id, int64 (num_ids,); None if they were not counted."""
         if self.row_block is None:
             return np.empty(0, np.int64) if self.counts_rows else None
-        return self.row_block.array(np.int64, self.num_ids)
+        return self.row_block.array(np.int64, self.num_ids, 0, self.first)
 
     @property
     def sums(self):
         if self._sum_array is None:
             if self.num_ids and self.dim:
-                self._sum_array = self.sum_block.array(self.dtype, self.num_ids, self.dim)
+                self._sum_array = self.sum_block.array(self.dtype, self.num_ids, self.dim, self.first)
             else:
                 self._sum_array = np.empty((self.num_ids, self.dim), self.dtype)
         return self._sum_array

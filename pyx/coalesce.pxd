@@ -1,4 +1,4 @@
-# One owner's share of a table's sums, and the first phase that fills it: look up the ids of a frame.
+# One owner's share of a table's sums, and what comes before the fold of a frame's rows: split them, look up their ids.
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from ._types cimport id_t, index_t, real_t
@@ -8,6 +8,7 @@ from .id_table cimport IdBuckets
 ctypedef const char* row_t
 
 cdef enum:
+    MOST_PARTS = 64
     CHUNK = 1024           # rows looked at in one go
     NUM_GROUPS = 8         # of slots: each slot is in one, whose rows are folded by one thread at a time
 
@@ -49,16 +50,26 @@ cdef struct Vocabulary:
     uint8_t* seen          # a bit per id of a known vocabulary that is hashed: the run that is counted has seen it
 
 
+cdef struct Space:         # memory for what the parts of a table hold, one part after the other
+    id_t* ids
+    uint8_t* first_seen
+    char* sums
+    Mark* marks            # NULL: all ids are of the first frame, or no mean is needed
+    index_t* rows          # how many rows each id has; NULL: not counted
+    Py_ssize_t num_ids     # so many fit
+
+
 cdef struct Part:
     IdBuckets buckets      # where ids are hashed
     bint search_first      # where they are not: whether most ids of the last chunk were held
+    # Where its share of the table's space begins, and how many ids fit.
     id_t* ids              # in order of first appearance
     uint8_t* first_seen    # OLD, FRESH or CARRIED
-    Mark* marks            # NULL: all ids are of the first frame, or no mean is needed
-    index_t* rows          # how many rows each id has; NULL: not counted
+    Mark* marks
+    index_t* rows
     char* sums
-    uint32_t* slots        # of the frame's rows in this part, in order; NEW_ID: the row is the first of its id
-    uint32_t* picked       # which rows of the frame they are; NULL: all of them
+    Py_ssize_t room
+    uint32_t* slots        # of the frame's rows, in order; NEW_ID: the row is the first of its id. NULL: rows are split
     Py_ssize_t num_ids
     Py_ssize_t num_carried
     Py_ssize_t num_distinct
@@ -72,6 +83,27 @@ cdef struct Part:
     int64_t[NUM_GROUPS] next_rows     # of each group: those before it have been folded or taken
 
 
+cdef struct Split:         # the rows of a frame by the parts that own their ids, where there are several
+    # Of a stripe the rows of part 0 come first, in order, then those of part 1, and so on.
+    id_t* ids              # NULL: ids fit 32 bits, and lie in slots until these are found
+    uint32_t* slots
+    row_t* rows
+    float* scales          # NULL: no factors
+    uint32_t* ends         # of the rows of each part of each stripe
+    const index_t* starts  # the rows before each source of the frame
+    Py_ssize_t num_rows, rows_per_stripe, num_stripes, num_parts
+    Py_ssize_t[MOST_PARTS] order    # of the parts: the one with the most rows comes first
+    int64_t num_left       # atomic: stripes that are not split, and one more until the parts have room
+    Part* parts
+    Space spare            # where they move if one has no room for its rows
+    Py_ssize_t row_bytes
+    bint moved
+
+
+cdef struct Place:         # of the next row of a part: a stripe, and where in the split rows
+    Py_ssize_t stripe, at
+
+
 cdef inline void divide(const Part* part, real_t* sums, Py_ssize_t dim) noexcept nogil:
     """Divide each sum of a part that has marks by the number of frames of its id, converted to the sums' type."""
     cdef Py_ssize_t i, c
@@ -82,9 +114,18 @@ cdef inline void divide(const Part* part, real_t* sums, Py_ssize_t dim) noexcept
 
 cdef double harmless(double largest, Py_ssize_t num_rows, bint wide) noexcept nogil
 cdef void part_begin(Part* part) noexcept nogil
-cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t number,
-                   Py_ssize_t num_parts, const int* stop) noexcept nogil
-cdef bint outside(const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept nogil
+cdef Py_ssize_t space_for(Py_ssize_t num_ids, Py_ssize_t num_parts) noexcept nogil
+cdef bint make_room(Part* parts, Py_ssize_t num_parts, const Py_ssize_t* num_rows, const Space* spare,
+                    Py_ssize_t row_bytes) noexcept nogil
+cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame, const int* stop) noexcept nogil
+cdef void split_begin(Split* split, Py_ssize_t num_rows, Py_ssize_t num_parts) noexcept nogil
+cdef int split_stripe(Split* split, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t stripe) noexcept nogil
+cdef bint is_split(const Split* split) noexcept nogil
+cdef Place first_place(const Split* split, Py_ssize_t number) noexcept nogil
+cdef Py_ssize_t neighbours(const Split* split, Py_ssize_t number, Place* place, Py_ssize_t most) noexcept nogil
+cdef void part_find_split(Part* part, const Vocabulary* vocabulary, const Split* split, Py_ssize_t number, index_t frame,
+                          const int* stop) noexcept nogil
+cdef bint outside(int isa, const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept nogil
 cdef void part_undo(Part* part, const Vocabulary* vocabulary) noexcept nogil
 cdef void part_carry(Part* part) noexcept nogil
 cdef void part_clear(Part* part, const Vocabulary* vocabulary) noexcept nogil

@@ -1,7 +1,8 @@
 """Adds a frame to the accumulators of its tables: one call begins it, any number of threads add it.
 
-A task is one phase of one part of a table: to look up its ids, or to fold its rows. Each thread begins the first task
-that no thread has begun, without the interpreter in between, and takes part in the folds of others where there is
+A task of a table with one part is a phase: to look up its ids, or to fold its rows. Of one with several parts it is to
+split a stripe of its rows by part, or to add the rows of a part, once all stripes are split. Each thread begins the first
+task that no thread has begun, without the interpreter in between, and takes part in the folds of others where there is
 none left. A fold follows its look-up where that still runs. A thread that can do nothing at the moment, because the
 system has taken another one off its processor, looks for other work. One that had no processor itself while it shared
 a fold leaves the rest to the others. Where that happens again and again, one thread adds the next frames alone. This is
@@ -13,10 +14,10 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 
 from ._types cimport index_t
 from .accumulator cimport Accumulator
-from .coalesce cimport Frame, Part, Vocabulary, part_find
+from .coalesce cimport Frame, Part, Split, Vocabulary, is_split, part_find, part_find_split, split_stripe
 from .gradient_blocks cimport blocks_of
 from .progress cimport enters, is_set, leaves, set_flag, takes, yield_a_moment
-from .row_sums cimport BAD, DISTURBED, LARGE, NOTHING, WORKED, part_check, part_fold
+from .row_sums cimport BAD, DISTURBED, LARGE, NOTHING, WORKED, part_check, part_fold, part_fold_split
 
 
 cdef enum:
@@ -27,15 +28,18 @@ cdef enum Phase:
     CHECK
     FIND
     FOLD
+    SPLIT
+    ADD
 
 
-cdef struct Task:               # one phase of one part of a table's rows
+cdef struct Task:               # some of the work on a table's rows
     Phase phase
     int begun
-    Part* part
+    Part* parts
+    Split* split
     const Vocabulary* vocabulary
     const Frame* frame
-    Py_ssize_t number, num_parts
+    Py_ssize_t number, num      # this one is the number-th of so many of its phase
 
 
 cdef class Intake:
@@ -91,15 +95,22 @@ cdef class Intake:
         strict : a sum that is not finite makes its row bad; an id outside the vocabulary always does
         """
         cdef Py_ssize_t i, num_tables = len(self.accumulators)
+        cdef Accumulator accumulator
         self._begin_tasks()
         self._count_alone()
-        # The look-ups of a table come before the folds of the one before it, which then wait for less.
+        for accumulator in self.accumulators:
+            accumulator.frame.strict = strict
+            if accumulator.num_parts > 1:
+                self._add_tasks(accumulator, SPLIT, accumulator.split.num_stripes)
+        # The look-up of a table comes before the fold of the one before it, which then waits for less.
         for i in range(num_tables + 1):
             if i < num_tables:
-                (<Accumulator>self.accumulators[i]).frame.strict = strict
-                self._add_tasks(self.accumulators[i], FIND)
+                accumulator = self.accumulators[i]
+                self._add_tasks(accumulator, FIND if accumulator.num_parts == 1 else ADD, accumulator.num_parts)
             if i > 0:
-                self._add_tasks(self.accumulators[i - 1], FOLD)
+                accumulator = self.accumulators[i - 1]
+                if accumulator.num_parts == 1 and accumulator.dim:  # else only ids are counted
+                    self._add_tasks(accumulator, FOLD, 1)
         return self.num_tasks
 
     def check(self, Py_ssize_t num_parts):
@@ -159,12 +170,18 @@ cdef class Intake:
                 break
             outcome, i = NOTHING, first
             while outcome == NOTHING and i < self.num_tasks:
-                outcome = self._do(&self.tasks[i], False)
-                i += 1
+                if self.tasks[i].phase == ADD and not is_split(self.tasks[i].split):
+                    i += self.tasks[i].num - self.tasks[i].number  # none of its parts can be added yet
+                else:
+                    outcome = self._do(&self.tasks[i], False)
+                    i += 1
             # Begun by others: the last ones first, which have most left.
             while outcome == NOTHING and i > first:
                 i -= 1
-                outcome = self._do(&self.tasks[i], True)
+                if self.tasks[i].phase == FOLD:
+                    outcome = self._do(&self.tasks[i], True)
+                elif self.tasks[i].phase == ADD:
+                    i -= self.tasks[i].number  # no thread joins another one
             if outcome == BAD:
                 set_flag(&self.bad)
             elif outcome == DISTURBED and leaves(&self.num_threads):
@@ -176,18 +193,25 @@ cdef class Intake:
 
     cdef bint _is_over(self, const Task* t) noexcept nogil:
         """Whether a thread that has not begun the task has nothing to do there."""
-        return is_set(&t.part.all_taken) if t.phase == FOLD else is_set(&t.begun)
+        return is_set(&t.parts.all_taken) if t.phase == FOLD else is_set(&t.begun)
 
     cdef int _do(self, Task* t, bint joins) noexcept nogil:
-        """As much of a task as can be done at present. joins : whether also of one that another thread does"""
+        """As much of a task as can be done at present. joins : whether also of a fold that another thread does"""
         cdef int outcome
-        if self._is_over(t) or not (takes(&t.begun) or (joins and t.phase == FOLD)):
+        cdef Py_ssize_t number
+        if self._is_over(t) or not (takes(&t.begun) or joins):
             return NOTHING
         if t.phase == FOLD:
-            return part_fold(t.part, t.frame, &self.bad)
+            return part_fold(t.parts, t.frame, &self.bad)
         if t.phase == FIND:
-            return BAD if part_find(t.part, t.vocabulary, t.frame, t.number, t.num_parts, &self.bad) else WORKED
-        outcome = part_check(t.frame, t.vocabulary, t.number, t.num_parts)
+            return BAD if part_find(t.parts, t.vocabulary, t.frame, &self.bad) else WORKED
+        if t.phase == SPLIT:
+            return BAD if split_stripe(t.split, t.vocabulary, t.frame, t.number) else WORKED
+        if t.phase == ADD:
+            number = t.split.order[t.number]
+            part_find_split(&t.parts[number], t.vocabulary, t.split, number, t.frame.number, &self.bad)
+            return part_fold_split(&t.parts[number], t.frame, t.split, number, &self.bad) if t.frame.dim else WORKED
+        outcome = part_check(t.frame, t.vocabulary, t.number, t.num)
         if outcome == LARGE:
             set_flag(&self.large)
         return outcome
@@ -211,19 +235,17 @@ cdef class Intake:
         self.num_tasks, self.bad, self.large, self.num_threads = 0, 0, 0, 0
         return 0
 
-    cdef int _add_tasks(self, Accumulator accumulator, Phase phase, Py_ssize_t num_checks=0) except -1:
+    cdef int _add_tasks(self, Accumulator accumulator, Phase phase, Py_ssize_t num) except -1:
         cdef Task* task
-        cdef Py_ssize_t number, num_parts = num_checks or accumulator.num_parts
-        if phase == FOLD and not accumulator.dim:
-            return 0  # only ids are counted
-        if (self.num_tasks + num_parts) * <Py_ssize_t>sizeof(Task) > len(self.memory):
-            self.memory += bytes(len(self.memory) + num_parts * sizeof(Task))
+        cdef Py_ssize_t number
+        if (self.num_tasks + num) * <Py_ssize_t>sizeof(Task) > len(self.memory):
+            self.memory += bytes(len(self.memory) + num * sizeof(Task))
             self.tasks = <Task*>PyByteArray_AS_STRING(self.memory)
-        for number in range(num_parts):
+        for number in range(num):
             task = &self.tasks[self.num_tasks]
-            task.phase, task.begun, task.part = phase, 0, NULL if phase == CHECK else &accumulator.parts[number]
+            task.phase, task.begun, task.parts, task.split = phase, 0, accumulator.parts, &accumulator.split
             task.vocabulary, task.frame = &accumulator.vocabulary, &accumulator.frame
-            task.number, task.num_parts = number, num_parts
+            task.number, task.num = number, num
             self.num_tasks += 1
         return 0
 

@@ -106,7 +106,7 @@ cdef class FrameSteps:
         accumulator.begin(blocks, number, 1, room, longest, num_rows)
         try:
             if accumulator.count and self.gate.required > 1:
-                accumulator.start_marks(0)
+                accumulator.start_marks()
             accumulator.frame.strict = True
             run.bounds = &bounds[0]
             run.steps = NULL
@@ -200,7 +200,7 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Gradi
             frame.harmless = harmless(part.largest, source.num_rows, False)
             if part_check(frame, vocabulary, 0, 1) != WORKED:
                 break
-        bad = part_find(part, vocabulary, frame, 0, 1, &no)
+        bad = part_find(part, vocabulary, frame, &no)
         if not bad and frame.dim:
             bad = part_fold(part, frame, &no) == BAD
         if bad:

@@ -75,6 +75,9 @@ static inline void enters(int *num_threads) { __atomic_fetch_add(num_threads, 1,
 /* Whether this thread is the first: for good, or until the flag is cleared. */
 static inline int takes(int *flag) { return !__atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE); }
 
+/* How many are left. The thread that counts the last one sees what all others did before. */
+static inline int64_t count_down(int64_t *num_left) { return __atomic_sub_fetch(num_left, 1, __ATOMIC_ACQ_REL); }
+
 /* The next number, from 0 on: of an item that this thread does, or of the thread. */
 static inline int64_t take_number(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 

@@ -11,6 +11,7 @@ cdef extern from "progress.h" nogil:
     bint is_set(const int* flag)
     void set_flag(int* flag)
     bint takes(int* flag)
+    int64_t count_down(int64_t* num_left)
     int64_t take_number(int64_t* counter)
     void publish(int64_t* progress, int64_t value)
     int64_t published(const int64_t* progress)

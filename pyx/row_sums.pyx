@@ -1,17 +1,20 @@
 """Add the rows of a frame to the sums of a part of a table's ids: the second of two phases, after coalesce.pyx.
 
-A sum's slot is its index in the part, and slots are in groups. A thread folds one turn after the other: some thousand
-neighbouring rows, of all groups that no other thread is folding or of a fair share of these. Threads take the rows of a
-group in order, so the sum of an id is one left fold, whichever threads add its rows and however far one is behind.
+A sum's slot is its index in the part. Where rows are split by part, one thread folds those of a part. Where a table has
+one part, slots are in groups, and several threads may share its rows. A thread folds one turn after the other: some
+thousand neighbouring rows, of all groups that no other thread is folding or of a fair share of these. Threads take the
+rows of a group in order, so the sum of an id is one left fold, whichever threads add its rows and however far one is behind.
 ``combine`` sums looked-up rows into activations with the same loops.
 """
 
 from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint8_t, uint32_t
-from libc.string cimport memmove
+from libc.string cimport memcpy, memmove
 
 from ._types cimport index_t, real_t
-from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
+from .coalesce cimport (
+    CHUNK, NUM_GROUPS, Frame, Part, Place, Source, Split, Vocabulary, first_place, neighbours, outside, row_t,
+)
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
 from .progress cimport (
     ALL_DONE, MOMENTS, ThreadTime, is_set, lock, lost_time_since, published, set_flag, sleep_a_moment, thread_time,
@@ -54,7 +57,7 @@ cdef struct Buffered:    # rows about to be folded, and the rows after them, whi
 
 
 cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nogil:
-    """Fold the rows whose slots ``part_find`` has found, until no turn is left. Several threads may fold one part.
+    """Fold the rows whose slots ``part_find`` has found, until no turn is left. Several threads may fold them.
 
     stop : set if another task has found a bad row
     Returns BAD if a sum of a strict frame is not finite; rows added before stay added. DISTURBED: this thread lost its
@@ -144,39 +147,77 @@ cdef bint next_turn(Part* part, Turn* turn) noexcept nogil:
 cdef double fold_turn(Buffered* b, const Part* part, const Frame* frame, const Turn* turn) noexcept nogil:
     """Fold the rows of a turn. Returns the largest magnitude of a sum, infinite if one is not finite."""
     cdef int64_t begin = turn.begin, end
-    cdef Py_ssize_t n, num_ahead, num_rows, source, first
+    cdef Py_ssize_t n, source, first
     cdef double largest = 0
     b.num_rows = 0
-    if (begin if part.picked == NULL else <int64_t>part.picked[begin]) < b.first:
+    if begin < b.first:
         b.source = b.first = 0
     while begin < turn.end:
         end = min(begin + CHUNK, turn.end)
         buffer_rows(b, part, frame, turn.groups, begin, end)
-        begin, num_rows, source, first = end, b.num_rows, b.source, b.first
-        n = max(<Py_ssize_t>0, num_rows - MOST_AHEAD)
+        begin, source, first = end, b.source, b.first
+        n = max(<Py_ssize_t>0, b.num_rows - MOST_AHEAD)
         if end == turn.end:
-            n = num_rows
+            n = b.num_rows
             # Prefetch the rows after the turn: most often this thread takes them next.
             buffer_rows(b, part, frame, turn.groups, end, min(end + MOST_AHEAD, turn.num_known))
             b.source, b.first = source, first
-        num_ahead = b.num_rows - n
-        if frame.wide:
-            largest = max(largest, fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots,
-                                                 <const double**>b.rows, NULL, n, num_ahead))
-        else:
-            largest = max(largest, fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
-                                                 b.scales if b.scaled else NULL, n, num_ahead))
-        memmove(b.rows, b.rows + n, num_ahead * sizeof(row_t))
-        memmove(b.slots, b.slots + n, num_ahead * sizeof(uint32_t))
-        if b.scaled:
-            memmove(b.scales, b.scales + n, num_ahead * sizeof(float))
-        b.num_rows = num_ahead
+        largest = max(largest, fold_buffered(b, part, frame, n))
     return largest
+
+
+cdef double fold_buffered(Buffered* b, const Part* part, const Frame* frame, Py_ssize_t n) noexcept nogil:
+    """Fold the first n of the rows, and keep the others. Returns the largest magnitude, as above."""
+    cdef Py_ssize_t num_ahead = b.num_rows - n
+    cdef double largest
+    if frame.wide:
+        largest = fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots, <const double**>b.rows, NULL, n, num_ahead)
+    else:
+        largest = fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
+                                b.scales if b.scaled else NULL, n, num_ahead)
+    memmove(b.rows, b.rows + n, num_ahead * sizeof(row_t))
+    memmove(b.slots, b.slots + n, num_ahead * sizeof(uint32_t))
+    if b.scaled:
+        memmove(b.scales, b.scales + n, num_ahead * sizeof(float))
+    b.num_rows = num_ahead
+    return largest
+
+
+cdef int part_fold_split(Part* part, const Frame* frame, const Split* split, Py_ssize_t number, const int* stop) noexcept nogil:
+    """Fold the split rows of part ``number``, whose slots have been found, on one thread.
+
+    stop : as above. Returns BAD if a sum of a strict frame is not finite; rows added before stay added.
+    """
+    cdef Buffered b
+    cdef Place place = first_place(split, number)
+    cdef Py_ssize_t n
+    cdef double largest = 0
+    b.num_rows, b.scaled = 0, split.scales != NULL
+    while not is_set(stop):
+        n = neighbours(split, number, &place, CHUNK + MOST_AHEAD - b.num_rows)
+        while n:
+            memcpy(b.rows + b.num_rows, split.rows + place.at, n * sizeof(row_t))
+            memcpy(b.slots + b.num_rows, split.slots + place.at, n * sizeof(uint32_t))
+            if b.scaled:
+                memcpy(b.scales + b.num_rows, split.scales + place.at, n * sizeof(float))
+            place.at += n
+            b.num_rows += n
+            n = CHUNK + MOST_AHEAD - b.num_rows
+            if n:
+                n = neighbours(split, number, &place, n)
+        if not b.num_rows:
+            break
+        n = b.num_rows - MOST_AHEAD if b.num_rows == CHUNK + MOST_AHEAD else b.num_rows
+        largest = max(largest, fold_buffered(&b, part, frame, n))
+        if largest == INFINITY and frame.strict:
+            break
+    part.largest = max(part.largest, largest)
+    return BAD if largest == INFINITY and frame.strict else WORKED
 
 
 cdef void buffer_rows(Buffered* b, const Part* part, const Frame* frame, uint32_t groups, Py_ssize_t begin,
                       Py_ssize_t end) noexcept nogil:
-    """Append the rows from ``begin`` to ``end`` of the part whose slots are in ``groups``."""
+    """Append the rows from ``begin`` to ``end`` whose slots are in ``groups``."""
     cdef Py_ssize_t k = begin, row, stop, n = b.num_rows, first = b.first
     cdef const Source* s = &frame.sources[b.source]
     cdef int coarse = 0, fine = 0
@@ -184,19 +225,18 @@ cdef void buffer_rows(Buffered* b, const Part* part, const Frame* frame, uint32_
         coarse += 1
         fine += (frame.dim << coarse) * (8 if frame.wide else 4) <= PAIR
     while k < end:
-        row = (k if part.picked == NULL else <Py_ssize_t>part.picked[k]) - first
+        row = k - first
         while row >= s.num_rows:
             row -= s.num_rows
             first += s.num_rows
             s += 1
-        stop = k + 1
-        if part.picked == NULL and s.row_index == NULL:
-            stop = min(end, k + s.num_rows - row)
-        elif s.row_index != NULL:
-            row = s.row_index[row]
-        if b.scaled:
+        stop = min(end, k + s.num_rows - row)
+        if b.scaled or s.row_index != NULL:
             stop = k + 1
-            b.scales[n] = 1 if s.scales == NULL else s.scales[k - first if part.picked == NULL else part.picked[k] - first]
+        if b.scaled:
+            b.scales[n] = 1 if s.scales == NULL else s.scales[row]
+        if s.row_index != NULL:
+            row = s.row_index[row]
         n += append(b, n, part.slots + k, s.rows + row * s.stride, s.stride, stop - k, groups, coarse, fine)
         k = stop
     b.num_rows, b.first, b.source = n, first, s - frame.sources
@@ -236,7 +276,7 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
         source = &frame.sources[s]
         first = source.num_rows * number // num_parts
         n = source.num_rows * (number + 1) // num_parts - first
-        if outside(source.ids + first, n, vocabulary.size):
+        if outside(frame.isa, source.ids + first, n, vocabulary.size):
             return BAD
         rows, row_index = source.rows, NULL
         if source.row_index != NULL:

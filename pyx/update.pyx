@@ -368,7 +368,8 @@ cdef class Step:
         cdef Segment* segment
         if sums.num_ids:
             segment = self._next(table, sums.num_ids, lr, sweep)
-            segment.ids, segment.values = <const id_t*>sums.id_block.memory, <grad_t*>sums.sum_block.memory
+            segment.ids = <const id_t*>sums.id_block.memory + sums.first
+            segment.values = <grad_t*>sums.sum_block.memory + sums.first * table.dim
             segment.row_floats = table.dim
         return 0
 

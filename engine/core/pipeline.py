@@ -21,6 +21,8 @@ from penstock.pyx.frame_accumulate import Intake, bytes_held
 
 # Below this many rows a second thread costs more than it saves.
 ROWS_WORTH_SPLITTING = 1 << 14
+# With fewer threads a table has one part, whose rows they share.
+FEWEST_SPLITTING = 4
 
 
 class TableStore:
@@ -196,7 +198,6 @@ class Pipeline:
         self._intake = Intake()
         self._accumulators = [store.accumulator for store in stores.values()]
         self._apart = [table for table, store in stores.items() if not store.accumulates]
-        self._most_parts = 1 << self.team.threads.bit_length() - 1  # a power of two
         # Step and contributor of the last frame. Not the frame: its rows may keep a whole batch in memory.
         self._last: tuple[int | None, Contributor] | None = None
         self.last_rates: tuple[float, ...] | None = None
@@ -316,13 +317,15 @@ class Pipeline:
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
         """Return the tables of a frame, and the number of parts of each: more than one for a table that dominates.
 
-        The largest is first, so that no thread begins a large table when the others are done. Two threads share a part.
+        The largest is first, so that no thread begins a large table when the others are done. There are four parts for
+        each thread, since hot ids are often neighbours, of an eighth of the rows worth splitting at least.
         """
         num_rows = {table: sum([len(block.ids) for block in blocks]) for table, blocks in rows.items()}
-        tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
-        most = self._most_parts
-        large = [n >= ROWS_WORTH_SPLITTING and n * most > total for n in map(num_rows.__getitem__, tables)]
-        return tables, [max(1, most // 2) if is_large else 1 for is_large in large]
+        tables, threads = sorted(num_rows, key=num_rows.__getitem__, reverse=True), self.team.threads
+        if threads < FEWEST_SPLITTING:
+            return tables, [1] * len(tables)
+        most = [num_rows[table] * min(4 * threads / total, 8 / ROWS_WORTH_SPLITTING) for table in tables]
+        return tables, [1 << (int(num) - 1).bit_length() if num > 2 else 1 for num in most]
 
     def _work(self, num_tasks: int, alone: bool) -> bool:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""

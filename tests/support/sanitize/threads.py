@@ -156,7 +156,7 @@ def parts(broken: str | None) -> None:
             for ids, sums in item.parts:
                 results[ids % 3000] += sums[:, 0]
 
-    gate, line = Gate(3), Pipeline(stores, ThreadTeam(4))
+    gate, line = Gate(3), Pipeline(stores, ThreadTeam(16))
 
     def push(frame: Frame) -> None:
         line.add(frame)
