@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.cli.output import Output, count, writing
 
 EXAMPLE = "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report"
 ROUNDS, SHORT_ROUNDS = 9, 3
+SCALING = "scaling"
 
 
 def add(command: Parser) -> None:
@@ -22,7 +24,8 @@ def add(command: Parser) -> None:
         "sources",
         nargs="*",
         metavar="CASE",
-        help="names or globs, such as w1/adagrad, '*/coalesce', latency, reads (default: w1 to w4, every kind)",
+        help="names or globs, such as w1/adagrad, '*/coalesce', latency, reads (default: w1 to w4, every kind); or "
+        "scaling: the speed-up of w1 to w4 on 1 to 64 threads, by a model from tasks that are measured one by one",
     )
     command.add_argument("--list", action="store_true", help="list the cases, and measure nothing")
     command.add_argument("--threads", metavar="N,N", help="thread counts to measure with (default: all CPUs)")
@@ -60,11 +63,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     if args.trace is not None:
         return traced(args, out)
+    if args.sources == [SCALING] and not args.list:
+        return scaled(args, out)
     names = cases.select(args.sources)
     if args.list:
-        for name in names if args.sources else cases.CASES:
+        listed = names if args.sources else [*cases.CASES, SCALING]
+        for name in listed:
             out.say(name)
-        out.result({"cases": names if args.sources else list(cases.CASES)})
+        out.result({"cases": listed})
         return 0
     chosen, slow = peers.chosen(args.peers)
     absent = peers.missing(chosen)
@@ -119,6 +125,42 @@ def traced(args: argparse.Namespace, out: Output) -> int:
     )
     out.result({"trace": measured.as_json()})
     return 0
+
+
+def scaled(args: argparse.Namespace, out: Output) -> int:
+    """Run ``scaling`` and return the exit code."""
+    others = [f"--{name}" for name in ("threads", "peers", "against") if getattr(args, name) is not None]
+    if others:
+        raise UsageError(f"scaling measures tasks on one thread, alone: leave {others[0]} out")
+    report = checked_report(args.report)
+    from penstock.bench import machine, scaling
+
+    host = machine.describe()
+    out.say(f"machine   {machine.named(host)}; every task alone, one after the other on one thread")
+    threads = ", ".join(map(str, scaling.THREADS))
+    out.say(f"model     of {threads} threads, which share no memory bandwidth; its limit is printed next to it: the")
+    out.say("          speed-up at which the memory would be busy all the time, at some rates of it")
+    rounds = args.rounds or (SHORT_ROUNDS if args.short else ROUNDS)
+    result = scaling.measure(sizes_of(args), rounds, lambda workload: say_scaling(out, workload))
+    if report is not None:
+        path = report / f"scaling-{host['date']}.json"
+        with writing(path):
+            path.write_text(json.dumps(result, indent=1) + "\n")
+        out.say(f"report    {path}")
+    out.result(result)
+    return 0
+
+
+def say_scaling(out: Output, workload: dict[str, Any]) -> None:
+    limits = ", ".join(f"{limit} at {rate}" for rate, limit in workload["limits"].items())
+    out.say(f"\n{workload['workload']}, {count(workload['rows'])} rows a step, {workload['title']}")
+    out.say(f"    limits by bandwidth: {limits} GB/s")
+    out.say("    threads  speed-up   ms per step   serial   longest chain   tasks   their CPU time, ms")
+    for threads, m in workload["threads"].items():
+        line = f"    {threads:>7}  {m['speed_up']:8.2f}  {m['step_ms']:12.3f}"
+        if "tasks" in m:
+            line += f"  {m['serial_ms']:7.3f}  {m['chain_ms']:14.3f}  {m['tasks']:6.0f}   {m['tasks_ms']:18.3f}"
+        out.say(line)
 
 
 def checked_report(text: str | None) -> Path | None:

@@ -15,7 +15,7 @@ from penstock.bench.report import figures
 from penstock.bench.report.comparison import share_of_limit
 from penstock.bench.report.summary_table import markdown, peers_of
 from penstock.bench.tpu.results_page import read_page
-from penstock.contrib.pages.svg import COLOURS, MARK, Bar, bars, standalone
+from penstock.contrib.pages.svg import COLOURS, MARK, Bar, bars, lines, standalone
 
 RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
 GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
@@ -37,7 +37,7 @@ def newest(name: str) -> Any:
 def plots() -> dict[str, str]:
     """Return every plot: name → SVG."""
     compared = {name: standalone(plot) for result in ("bench", "growth") for name, plot in figures(newest(result))}
-    return {**compared, "tpu_steps": tpu_steps(), "faults": fault_cases()}
+    return {**compared, "scaling": speed_ups(), "tpu_steps": tpu_steps(), "faults": fault_cases()}
 
 
 def plots_of(prefix: str, text: str) -> Iterator[str]:
@@ -99,6 +99,42 @@ def growth() -> str:
     machine = newest("growth")["machine"]
     images = plots_of("growth", "nanoseconds per row against the size that grows, and the memory's limit")
     return "\n\n".join([f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['date']}:", *images])
+
+
+def scaling() -> str:
+    """Return the speed-up on many threads by model: the table, and the plot."""
+    result = newest("scaling")
+    machine, workloads = result["machine"], result["workloads"]
+    threads = list(workloads[0]["threads"])[1:]
+    rows = [
+        (
+            each["workload"],
+            *(f"{each['threads'][number]['speed_up']:.1f}" for number in threads),
+            *(f"{each['limits'][rate]:.0f}" for rate in each["limits"]),
+            f"{each['threads']['32']['serial_ms']:.1f} ms",
+            f"{each['threads']['32']['chain_ms']:.1f} ms",
+        )
+        for each in workloads
+    ]
+    limits = [f"limit at {rate} GB/s" for rate in workloads[0]["limits"]]
+    head = ["", *(f"{number} threads" for number in threads), *limits, "serial", "longest chain"]
+    images = plots_of("scaling", "speed-up by model against threads, and its limits at 200 GB/s of memory bandwidth")
+    source = f"Virtual machine, {machine['cpu']}, {machine['cpus']} CPUs, {machine['date']}:"
+    return "\n\n".join([source, table(head, rows), *images])
+
+
+def speed_ups() -> str:
+    """Plot the speed-up by model against threads, with the limit of each workload at 200 GB/s."""
+    curves = dict[str, list[tuple[float, float]]]()
+    for each in newest("scaling")["workloads"]:
+        name, models = each["workload"], each["threads"].items()
+        curves[name] = [(float(threads), model["speed_up"]) for threads, model in models]
+    for each in newest("scaling")["workloads"]:
+        ends = curves[each["workload"]][0][0], curves[each["workload"]][-1][0]
+        curves[f"limit of {each['workload']}"] = [(end, each["limits"]["200"]) for end in ends]
+    dashed = [name for name in curves if name.startswith("limit")]
+    across = "threads; dashed: where 200 GB/s are all in use"
+    return standalone(lines(curves, across, "times the speed of one thread, by model", True, dashed=dashed))
 
 
 # ---- devices
@@ -172,5 +208,5 @@ def fault_cases() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    create.__name__: create for create in (compared, aims, growth, programs, steps, faults)
+    create.__name__: create for create in (compared, aims, growth, scaling, programs, steps, faults)
 }

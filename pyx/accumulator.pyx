@@ -287,7 +287,7 @@ cdef class Accumulator:
         cdef Py_ssize_t p, buckets = 0, spare = 0
         cdef Block block
         for p in range(self.num_parts):
-            buckets += self.parts[p].buckets.reserved
+            buckets += self.parts[p].buckets.touched
         for block in self._spare:
             spare += block.touched if block is not None else 0
         return (spare + self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + self._pool.touched_bytes()

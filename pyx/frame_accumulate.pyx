@@ -32,6 +32,9 @@ cdef enum Phase:
     ADD
 
 
+PHASES = ("check", "find", "fold", "split", "add")
+
+
 cdef struct Task:               # some of the work on a table's rows
     Phase phase
     int begun
@@ -133,6 +136,26 @@ cdef class Intake:
             self._work()
             bad = is_set(&self.bad)
         return not bad
+
+    def work_on_next(self):
+        """Do the first task that is left, as ``work`` does all: to measure each, on one thread.
+
+        Returns its phase, one of PHASES, and the number of its accumulator; None: no task is left.
+        """
+        cdef Py_ssize_t i, number
+        cdef int outcome
+        for i in range(self.num_tasks):
+            if is_set(&self.bad) or self._is_over(&self.tasks[i]):
+                continue
+            with nogil:
+                outcome = self._do(&self.tasks[i], True)
+            if outcome == BAD:
+                set_flag(&self.bad)
+            for number in range(len(self.accumulators)):
+                if self.tasks[i].frame == &(<Accumulator>self.accumulators[number]).frame:
+                    break
+            return PHASES[self.tasks[i].phase], number
+        return None
 
     @property
     def may_overflow(self):

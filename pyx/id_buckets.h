@@ -29,6 +29,7 @@ typedef struct {
     Bucket *buckets;
     size_t num_buckets; /* in use, a power of two */
     size_t reserved;    /* there are so many, a power of two */
+    size_t touched;     /* the first ones, which were in use at some time: only these take memory */
     int shift;          /* 64 - log2(num_buckets) */
     int wide;           /* ids may be any int64; else they are below 2**32 */
     int isa;            /* of the loops: vectors.h */
@@ -105,6 +106,7 @@ static inline void id_buckets_use(IdBuckets *t, size_t num_buckets, int64_t *hel
     t->base += num_ids; /* no lane has an id now */
     t->num_ids = 0;
     t->num_buckets = num_buckets;
+    if (num_buckets > t->touched) t->touched = num_buckets;
     for (t->shift = 64; num_buckets > 1; num_buckets /= 2) t->shift--;
     for (uint32_t i = 0; i < num_ids; i++) id_slot(t, held[i], held);
 }
@@ -138,10 +140,11 @@ static inline int id_buckets_reserve(IdBuckets *t, size_t num_ids, int64_t *held
         if (t->buckets != NULL) penstock_release(t->buckets, t->reserved * sizeof(Bucket));
         t->buckets = buckets;
         t->reserved = wanted;
+        t->touched = 0;
         t->base = 1;
         id_buckets_use(t, buckets_for(t->num_ids), held);
     } else if (UINT32_MAX - t->base < 4 * num_ids) { /* growing enters every id anew, twice as many each time */
-        memset(t->buckets, 0, t->reserved * sizeof(Bucket));
+        memset(t->buckets, 0, t->touched * sizeof(Bucket)); /* the others are 0 */
         t->base = 1;
         id_buckets_use(t, t->num_buckets, held);
     }
@@ -151,7 +154,7 @@ static inline int id_buckets_reserve(IdBuckets *t, size_t num_ids, int64_t *held
 static inline void id_buckets_free(IdBuckets *t) {
     if (t->buckets != NULL) penstock_release(t->buckets, t->reserved * sizeof(Bucket));
     t->buckets = NULL;
-    t->reserved = 0;
+    t->reserved = t->touched = 0;
 }
 
 #endif

@@ -8,7 +8,7 @@ cdef extern from "id_buckets.h" nogil:
         MOST_SLOTS
         NEW_ID
     ctypedef struct IdBuckets:
-        size_t reserved
+        size_t touched
         bint wide
         int isa
         uint32_t base, num_ids

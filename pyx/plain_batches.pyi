@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
+from penstock.pyx.coded_rows import CodedRows
 from penstock.pyx.gradient_blocks import GradientBlocks
 
 _Int64 = npt.NDArray[np.int64]
@@ -20,7 +21,7 @@ class PlainRows:
 def plain_rows(
     batch: Any, num_columns: int, id_at: int, gradient_at: int, step_at: int, width: int
 ) -> PlainRows | None: ...
-def coded_columns(
+def coded_rows(
     batch: Any,
     num_columns: int,
     table_at: int,
@@ -30,7 +31,7 @@ def coded_columns(
     width: int,
     offset_bytes: int,
     step_at: int,
-) -> tuple[int, int, int, int, int, int, tuple[int, ...]] | None: ...
+) -> tuple[CodedRows, tuple[int, ...]] | None: ...
 
 @disjoint_base
 class RepeatedMessages:
@@ -44,7 +45,8 @@ class RepeatedMessages:
         gradient_at: int,
         step_at: int,
         width: int,
+        codes_at: int = -1,
     ) -> None: ...
     def read(
         self, data: Any, begin: int, spans: _Int64 | None, most_rows: int, ends_frames: bool
-    ) -> tuple[PlainRows, list[int]] | None: ...
+    ) -> tuple[PlainRows | CodedRows, list[int]] | None: ...

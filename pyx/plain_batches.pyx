@@ -2,7 +2,8 @@
 
 A batch of pyarrow takes longer to create than a hundred rows to sum. The C data interface gives pointers. It does not
 say how large the buffers are: a batch has been validated before it comes here. Messages need no pyarrow at all where
-they equal one that it has read, but for lengths and offsets: ``RepeatedMessages`` validates those.
+they equal one that it has read, but for lengths and offsets: ``RepeatedMessages`` validates those. Batches of several
+tables become ``CodedRows``, all others ``PlainRows``.
 """
 
 import numpy as np
@@ -13,6 +14,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from ._types cimport id_t, index_t
+from .coded_rows cimport CodedRows
 from .gradient_blocks cimport GradientBlocks
 
 
@@ -29,7 +31,9 @@ cdef struct Columns:            # of one batch; rows, steps : NULL: not read
     const char* ids
     const char* rows
     const char* steps
-    int64_t num_rows
+    const char* codes           # of several tables; NULL: of one
+    const char* offsets         # of lists of values in ``rows``; NULL: all have the same length
+    int64_t num_rows, num_values
 
 
 cdef class PlainRows:
@@ -119,51 +123,58 @@ def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssiz
     return rows
 
 
-def coded_columns(batch not None, Py_ssize_t num_columns, Py_ssize_t table_at, Py_ssize_t code_bytes, Py_ssize_t id_at,
-                  Py_ssize_t gradient_at, Py_ssize_t width, Py_ssize_t offset_bytes, Py_ssize_t step_at):
-    """Return where the columns of a batch of several tables lie; None where something is null or not aligned.
+def coded_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t table_at, Py_ssize_t code_bytes, Py_ssize_t id_at,
+               Py_ssize_t gradient_at, Py_ssize_t width, Py_ssize_t offset_bytes, Py_ssize_t step_at):
+    """Return the rows of a batch of several tables; None where something is null or not aligned.
 
     batch, num_columns, id_at, step_at : as of ``plain_rows``
     table_at : the column of the dictionary, whose codes have so many bytes
     gradient_at : a column of float32 in lists, of ``width`` each, or (0) with offsets of so many bytes
-    Returns the addresses of codes, ids, offsets (0: there are none), floats and steps (0), how many floats there are,
-    and what no two dictionaries that exist at one time have in common.
+    Returns them, and what no two dictionaries that exist at one time have in common.
     """
     cdef ArrowArray* whole = <ArrowArray*>PyCapsule_GetPointer(batch, "arrow_array")
     cdef ArrowArray* lists
     cdef ArrowArray* names
-    cdef const char* codes = NULL
-    cdef const char* ids = NULL
-    cdef const char* offsets = NULL
-    cdef const char* values = NULL
-    cdef const char* steps = NULL
-    cdef int64_t n = whole.length, first = 0, num_values
+    cdef Columns columns
+    cdef int64_t n = whole.length, first = 0
+    columns.steps, columns.offsets, columns.num_rows = NULL, NULL, n
     if whole.release == NULL or whole.n_children != num_columns or whole.offset != 0 or has_null(whole) or n < 1:
         return None
     if not (0 <= table_at < num_columns and 0 <= id_at < num_columns and 0 <= gradient_at < num_columns
             and -1 <= step_at < num_columns):
         return None
     names, lists = whole.children[table_at].dictionary, whole.children[gradient_at]
-    if names == NULL or names.n_children or not points(&codes, whole.children[table_at], n, 0, n, code_bytes):
+    if names == NULL or names.n_children or not points(&columns.codes, whole.children[table_at], n, 0, n, code_bytes):
         return None
-    if not points(&ids, whole.children[id_at], n, 0, n, 8):
+    if not points(&columns.ids, whole.children[id_at], n, 0, n, 8):
         return None
-    if step_at >= 0 and not points(&steps, whole.children[step_at], n, 0, n, 8):
+    if step_at >= 0 and not points(&columns.steps, whole.children[step_at], n, 0, n, 8):
         return None
     if lists.n_children != 1 or lists.length != n or has_null(lists):
         return None
     if width:
-        first, num_values = lists.offset * width, n * width
+        first, columns.num_values = lists.offset * width, n * width
     else:
         if lists.n_buffers != 2 or lists.buffers[1] == NULL:
             return None
-        offsets, num_values = <const char*>lists.buffers[1] + lists.offset * offset_bytes, lists.children[0].length
-        if <size_t>offsets % offset_bytes:
+        columns.offsets = <const char*>lists.buffers[1] + lists.offset * offset_bytes
+        columns.num_values = lists.children[0].length
+        if <size_t>columns.offsets % offset_bytes:
             return None
-    if not points(&values, lists.children[0], -1, first, num_values, 4):
+    if not points(&columns.rows, lists.children[0], -1, first, columns.num_values, 4):
         return None
     identity = names.length, names.offset, *[<size_t>names.buffers[i] for i in range(names.n_buffers)]
-    return <size_t>codes, <size_t>ids, <size_t>offsets, <size_t>values, <size_t>steps, num_values, identity
+    return coded_rows_of(&columns, code_bytes, width, offset_bytes, batch), identity
+
+
+cdef CodedRows coded_rows_of(const Columns* columns, Py_ssize_t code_bytes, Py_ssize_t width, Py_ssize_t offset_bytes,
+                             owner):
+    cdef CodedRows rows = CodedRows.__new__(CodedRows)
+    rows.codes, rows.ids, rows.offsets = columns.codes, columns.ids, columns.offsets
+    rows.values, rows.steps, rows.owner = columns.rows, columns.steps, owner
+    rows.code_bytes, rows.offset_bytes, rows.width = code_bytes, offset_bytes, width
+    rows.num_rows, rows.num_values = columns.num_rows, columns.num_values
+    return rows
 
 
 cdef bint points(const char** begin, const ArrowArray* column, int64_t length, int64_t first, int64_t num,
@@ -201,33 +212,39 @@ cdef class RepeatedMessages:
     """Reads messages of record batches that equal a first one up to their bodies, but for the numbers in it.
 
     first : such a message, without its body; mask : as long, 0 at every byte of these numbers, else 255
-    numbers : int64 (n, 2): the place of one in the message, and what it counts for each row. The first is the number of
-        rows, the second the length of the body, then come the lengths of columns, all int64
+    numbers : int64 (n, 2): the place of one in the message, and what it counts for each row; -1: the values of all
+        lists of the gradients, any number. The first is the number of rows, the second the length of the body, then
+        come the lengths of columns, all int64
     buffers : int64 (m, 2): the place of a buffer's offset in the body, which its length follows, and its bytes for each
-        row; -1: the bitmap of a column without nulls
-    id_at, gradient_at, step_at : which of them are read; gradient_at, step_at -1: none; width : float32 of a row
+        row; -1: the bitmap of a column without nulls, or the values of lists of any lengths
+    id_at, gradient_at, step_at : which of them are read; gradient_at, step_at -1: none
+    width : float32 of a row; 0: of any row, which the buffer before says by its offsets
+    codes_at : the buffer of the codes of tables; -1: all rows are of one table
     """
     cdef const uint8_t[::1] first, mask
     cdef const int64_t[:, ::1] numbers, buffers
-    cdef Py_ssize_t id_at, gradient_at, step_at, width
+    cdef Py_ssize_t id_at, gradient_at, step_at, width, codes_at, offsets_at
 
     def __init__(self, const uint8_t[::1] first not None, const uint8_t[::1] mask not None,
                  const int64_t[:, ::1] numbers not None, const int64_t[:, ::1] buffers not None, Py_ssize_t id_at,
-                 Py_ssize_t gradient_at, Py_ssize_t step_at, Py_ssize_t width):
+                 Py_ssize_t gradient_at, Py_ssize_t step_at, Py_ssize_t width, Py_ssize_t codes_at=-1):
         cdef Py_ssize_t i, num_buffers = buffers.shape[0], end = first.shape[0] - 8
+        # The offsets of lists, and the bitmap of their values, come before the values.
+        self.offsets_at = gradient_at - 2 if codes_at >= 0 and not width else -1
         for i in range(numbers.shape[0]):
             if numbers.shape[1] != 2 or not 0 <= numbers[i, 0] <= end:
                 raise ValueError(f"expected numbers in {end + 8} bytes, got one at {numbers[i, 0]}")
         for i in range(num_buffers):
             if buffers.shape[1] != 2 or not 0 <= buffers[i, 0] <= end - 8:
                 raise ValueError(f"expected buffers in {end + 8} bytes, got one at {buffers[i, 0]}")
-        for i, size in ((id_at, 8), (gradient_at, 4 * width), (step_at, 8)):
-            if not -1 <= i < num_buffers or (i >= 0 and buffers[i, 1] != size):
-                raise ValueError(f"expected a buffer of {size} bytes per row as number {i} of {num_buffers}")
+        for i, sizes in ((id_at, [8]), (gradient_at, [-1 if self.offsets_at >= 0 else 4 * width]), (step_at, [8]),
+                         (codes_at, [1, 2, 4, 8]), (self.offsets_at, [4, 8])):
+            if not -1 <= i < num_buffers or (i >= 0 and buffers[i, 1] not in sizes):
+                raise ValueError(f"expected a buffer of {sizes[0]} bytes per row as number {i} of {num_buffers}")
         if mask.shape[0] != first.shape[0] or numbers.shape[0] < 2 or id_at < 0:
             raise ValueError("expected a mask of the message, its lengths and ids")
         self.first, self.mask, self.numbers, self.buffers = first, mask, numbers, buffers
-        self.id_at, self.gradient_at, self.step_at = id_at, gradient_at, step_at
+        self.id_at, self.gradient_at, self.step_at, self.codes_at = id_at, gradient_at, step_at, codes_at
         self.width = width if gradient_at >= 0 else 0
 
     def read(self, data not None, Py_ssize_t begin, const int64_t[:, ::1] spans, index_t most_rows, bint ends_frames):
@@ -236,7 +253,7 @@ cdef class RepeatedMessages:
         data : bytes, which lie still as long as the rows are in use; begin : where the first message begins
         spans : int64 (n, 2), where messages begin and end; None: one after the other
         most_rows : stop before more rows; ends_frames : whether a step ends with its batch; else stop before a batch
-            that continues the last step
+            that continues the last step. Of several tables, one message is read
         Returns the rows and where each of their messages begins, and the last one ends; None if there are no rows.
         """
         cdef Py_buffer view
@@ -255,6 +272,8 @@ cdef class RepeatedMessages:
                 size = self._fits(<const char*>view.buf + begin, view.len - begin, &columns)
                 if not size or (spans is not None and spans[len(offsets), 1] != begin + size):
                     break
+                if self.codes_at >= 0:
+                    return self._coded(&columns, owner), [begin, begin + size]
                 if offsets and rows.blocks.num_rows + columns.num_rows > most_rows:
                     break
                 if not ends_frames and rows.continues(&columns):
@@ -270,11 +289,15 @@ cdef class RepeatedMessages:
         rows.find_pieces()
         return rows, offsets + [end]
 
+    cdef CodedRows _coded(self, const Columns* columns, owner):
+        cdef Py_ssize_t offset_bytes = self.buffers[self.offsets_at, 1] if self.offsets_at >= 0 else 0
+        return coded_rows_of(columns, self.buffers[self.codes_at, 1], self.width, offset_bytes, owner)
+
     cdef Py_ssize_t _fits(self, const char* message, Py_ssize_t size, Columns* columns) noexcept nogil:
         """The bytes of a valid message of at least one row; 0: it is another one, or exceeds the size."""
         cdef Py_ssize_t i, head_size = self.first.shape[0]
         cdef const char* body = message + head_size
-        cdef int64_t num_rows, body_size, offset, length, per_row
+        cdef int64_t num_rows, body_size, offset, length, per_row, room = 0
         cdef uint8_t difference = 0
         if size < head_size:
             return 0
@@ -283,23 +306,36 @@ cdef class RepeatedMessages:
         num_rows, body_size = number(message + self.numbers[0, 0]), number(message + self.numbers[1, 0])
         if difference or not 0 < num_rows <= body_size or body_size > size - head_size:
             return 0
-        columns.num_rows, columns.rows, columns.steps = num_rows, NULL, NULL
+        columns.num_rows = num_rows
+        columns.rows = columns.steps = columns.codes = columns.offsets = NULL
         for i in range(self.buffers.shape[0]):
             offset, length = number(message + self.buffers[i, 0]), number(message + self.buffers[i, 0] + 8)
             per_row = self.buffers[i, 1]
             if offset % 8 or not 0 <= offset <= body_size or not 0 <= length <= body_size - offset:
                 return 0
-            if per_row > 0 and length // per_row < num_rows:
+            # The offsets of lists are one more.
+            if per_row > 0 and length // per_row < num_rows + (i == self.offsets_at):
                 return 0
             if i == self.id_at:
                 columns.ids = body + offset
-            elif i == self.gradient_at:
-                columns.rows = body + offset
-            elif i == self.step_at:
+            if i == self.gradient_at:
+                columns.rows, room = body + offset, length // 4
+            if i == self.step_at:
                 columns.steps = body + offset
+            if i == self.codes_at:
+                columns.codes = body + offset
+            if i == self.offsets_at:
+                columns.offsets = body + offset
+        # The gradients have a buffer, so that this product is within the body.
+        columns.num_values = num_rows * self.width
         for i in range(2, self.numbers.shape[0]):
+            length = number(message + self.numbers[i, 0])
+            if self.numbers[i, 1] < 0:
+                columns.num_values = length
+                if not 0 <= length <= room:
+                    return 0
             # A column of numbers has a buffer, so that this product is within the body.
-            if number(message + self.numbers[i, 0]) != num_rows * self.numbers[i, 1]:
+            elif length != num_rows * self.numbers[i, 1]:
                 return 0
         return head_size + body_size if <size_t>body % 8 == 0 else 0
 

@@ -237,6 +237,18 @@ cdef class Step:
             self.num_helping -= 1
         return True
 
+    def help_with_next(self):
+        """Do one item of the running step, as ``help`` does all: to measure each. Returns whether there was one."""
+        cdef StepContext* context = &self.context
+        cdef int64_t num_items = context.num_items
+        if not self.is_open or context.next_item >= num_items:
+            return False
+        context.num_items = context.next_item + 1
+        with nogil:
+            do_items(context)
+        context.num_items, context.next_item, context.next_thread = num_items, context.num_items, 0
+        return True
+
     cdef int _do_all(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1:
         """Do all items, whatever the team does: no row is missed, and no helper is at work afterwards."""
         self.context.is_sweep, self.context.num_items = is_sweep, num_items

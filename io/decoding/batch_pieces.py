@@ -63,13 +63,19 @@ class BatchPieces:
     @property
     def plain(self) -> PlainRoles | None:
         """Return the columns of plain batches, which are read several at once; None: no batch is plain."""
-        return None if self._plain is None else self._plain.roles
+        reader = self._plain or self._coded
+        return None if reader is None else reader.roles
 
     def pieces(self, batch: Batch | BatchRun) -> Iterator[FramePiece | PlainPieces]:
         """Split a batch where the key changes. Raises InputError if nothing says where its frames end."""
+        coded = None
         if isinstance(batch, BatchRun):
-            yield self._plain_pieces(batch.rows, batch.batch)
-            return
+            if self._coded is None:
+                yield self._plain_pieces(batch.rows, batch.batch)
+                return
+            coded, batch = self._coded.read_message(batch), batch.batch()
+        elif self._coded is not None:
+            coded = self._coded.read(batch.data)
         if self._needs_boundaries and not self._part.has_boundaries and not batch.ends_frame:
             raise missing_roles(self._part.schema, batch.source, ["step"], self._options.columns, batch.data)
         if batch.index is None and self._options.contribution_rows == "batch":
@@ -79,10 +85,9 @@ class BatchPieces:
         if plain is not None:
             yield self._plain_pieces(plain, lambda *_: batch)
             return
-        coded = None if self._coded is None else self._coded.read(batch.data)
         if coded is not None:
             source = SourceBatch(batch, self._roles, self._decode, True, coded.tables)
-            for start, stop, step in [(0, batch.num_rows, None)] if coded.steps is None else coded.steps:
+            for start, stop, step in [(0, coded.tables[-1].stop, None)] if coded.steps is None else coded.steps:
                 yield FramePiece(source, start, stop, (step, None))
             return
         content, sizes = self._decode(batch), self._options.sizes

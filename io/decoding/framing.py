@@ -94,6 +94,8 @@ class PlainPieces:
 
     def limited(self, num_rows: int, first: int) -> PlainPieces:
         """Return pieces of so many rows each, as many as are whole, from a row on. Only of one block without steps."""
+        if first == 0 and num_rows == self.bounds[-1]:
+            return self
         return replace(self, bounds=np.arange(first, int(self.bounds[-1]) + 1, num_rows))
 
 
@@ -317,20 +319,22 @@ class FrameBuilder:
             for number in range(len(pieces.steps)):
                 yield from self._add_piece(pieces.piece(number))
             return
-        whole = pieces.piece(0)
-        if self._frame.num_units and self._frame.key != whole.key:
+        # The piece of all rows is made only where a frame has rows of several batches.
+        num_rows, num_before = int(pieces.bounds[-1]), self._frame.num_units
+        if num_before and self._frame.key != pieces.key(0):
             yield FrameRun.of(self._build())
-        first = limit - self._frame.num_units if self._frame.num_units else 0
-        if first + limit > whole.num_units:  # at most one frame ends here
-            yield from self._add_piece(whole)
+            num_before = 0
+        first = limit - num_before if num_before else 0
+        if first + limit > num_rows:  # at most one frame ends here
+            yield from self._add_piece(pieces.piece(0))
             return
         if first:
-            yield from self._add_piece(replace(whole, stop=first))
+            yield from self._add_piece(replace(pieces.piece(0), stop=first))
         limited = pieces.limited(limit, first)
         yield self._run(limited, 0, len(limited.bounds) - 1)
-        rest = replace(whole, start=int(limited.bounds[-1]))
-        if rest.num_units:
-            yield from self._add_piece(rest)
+        begin = int(limited.bounds[-1])
+        if begin < num_rows:
+            yield from self._add_piece(replace(pieces.piece(0), start=begin))
 
     def _take_last(self) -> None:
         """Buffer the piece that may be continued as those of other frames."""

@@ -111,5 +111,6 @@ class MessageFrames:
                 yield columns, each
         self._head, self._columns = head_of(data), columns
         self._plain = None
-        if self._head and columns.plain is not None and not is_log(part.schema):
-            self._plain = PlainMessages(data[len(self._head) :], part.schema, columns.plain)
+        plain = columns.plain
+        if self._head and plain is not None and plain.table_column is None and not is_log(part.schema):
+            self._plain = PlainMessages(data[len(self._head) :], part.schema, plain)

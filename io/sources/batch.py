@@ -74,8 +74,8 @@ class Batch:
 class PlainRoles:
     """The columns of plain batches that are read, and how many batches at once.
 
-    table : of all rows
-    step, gradient : None: there is none, or it is not read; width : floats of a gradient
+    table : of all rows; "" if ``table_column``, a dictionary, says it of each
+    step, gradient : None: there is none, or it is not read; width : floats of a gradient, 0: its list says how many
     most_rows : of several batches; ends_frames : whether every batch ends its frame
     """
 
@@ -86,6 +86,7 @@ class PlainRoles:
     width: int
     most_rows: int
     ends_frames: bool
+    table_column: str | None = None
 
 
 Batches = Generator[Any, None, None]  # each a Batch or, for a part with plain roles, a BatchRun

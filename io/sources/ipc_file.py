@@ -51,7 +51,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
         while part.done < num_batches:
             index, rest = part.done, spans[part.done :]
             if plain is not None and (run := plain.read(memory, 0, name, index, first_row, rest)) is not None:
-                part.done += len(run.rows.blocks)
+                part.done += run.num_batches
                 yield run
                 first_row += run.num_rows
                 continue
@@ -68,7 +68,8 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
             if plain is None and refers and part.plain is not None and index < len(spans):
                 file.seek(0)
                 memory = file.read_buffer()
-                plain = PlainMessages(memory[slice(*spans[index].tolist())].to_pybytes(), schema, part.plain)
+                message = memory[slice(*spans[index].tolist())].to_pybytes()
+                plain = PlainMessages(message, schema, part.plain, batch)
 
     part = Part(name, schema, False, batches, "Arrow IPC file", num_batches)
     return part

@@ -196,7 +196,7 @@ def ipc_stream_part(
                 part.done = end_of_last = run.offsets[-1]
                 file.seek(end_of_last)
                 yield run
-                index, first_row = index + len(run.rows.blocks), first_row + run.num_rows
+                index, first_row = index + run.num_batches, first_row + run.num_rows
                 continue
             if (read := _next_batch(reader, file, raw, name, index)) is None:
                 break
@@ -209,8 +209,10 @@ def ipc_stream_part(
                 continue
             yield Batch(name, batch, index, first_row, *end_of_frame(metadata, name, index))
             index, first_row = index + 1, first_row + batch.num_rows
-            if plain is None and check is None and part.plain is not None and memory is not None:
-                plain = PlainMessages(memory[begin:end_of_last].to_pybytes(), schema, part.plain)
+            if plain is not None:
+                plain.follow(batch)
+            elif check is None and part.plain is not None and memory is not None:
+                plain = PlainMessages(memory[begin:end_of_last].to_pybytes(), schema, part.plain, batch)
         part.done = file.tell()
         beyond = part.done - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.

@@ -102,12 +102,13 @@ def test_a_bad_row_among_split_rows_leaves_nothing(bad):
         assert len(accumulator) == accumulator.num_distinct == (80_000 if wanted else 0)
 
 
-def test_parts_take_no_more_memory_than_one():
+@pytest.mark.parametrize("vocabulary", [10**6, None])
+def test_parts_take_no_more_memory_than_one(vocabulary):
     held, intake, rng = [], Intake(), np.random.default_rng(0)
     for parts in (1, 64):
-        accumulator = Accumulator(8, vocabulary_size=10**6, count=False)
+        accumulator = Accumulator(8, vocabulary_size=vocabulary, count=False)
         for number in range(3):
-            block = Rows(rng.integers(0, 10**6, 50_000), np.ones((50_000, 8), np.float32))
+            block = Rows(rng.integers(0, 10**6, 200_000), np.ones((200_000, 8), np.float32))
             intake.begin([accumulator], [[block]], number, [parts])
             intake.add()
             assert intake.work()

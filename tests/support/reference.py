@@ -5,7 +5,6 @@ Readable, not fast. Every kernel agrees with its twin here bit for bit.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,32 +20,24 @@ Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 
-def equal_runs(codes: npt.NDArray[Any], max_runs: int) -> list[tuple[int, int, int]] | None:
-    """Return the runs of equal codes as (start, stop, code); None if there are more than ``max_runs``.
+def table_runs(
+    codes: npt.NDArray[Any], bounds: list[int], num_values: int, dims: list[int], max_runs: int
+) -> list[tuple[int, int, int, int]] | None:
+    """Return the runs of rows of one table as (start, stop, code, first value): the twin of ``CodedRows.table_runs``.
 
-    Twin of ``run_lengths.equal_runs``.
+    bounds : row i has the values from bounds[i] to bounds[i + 1] - 1, of ``num_values``
     """
-    runs: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, int, int]] = []
     for row, code in enumerate(codes.tolist()):
+        if not 0 <= code < len(dims) or dims[code] < 1 or bounds[row + 1] - bounds[row] != dims[code]:
+            return None
+        if not 0 <= bounds[row] <= bounds[row + 1] <= num_values:
+            return None
         if runs and runs[-1][2] == code:
-            runs[-1] = (runs[-1][0], row + 1, code)
+            runs[-1] = (runs[-1][0], row + 1, code, runs[-1][3])
         else:
-            runs.append((row, row + 1, code))
+            runs.append((row, row + 1, code, bounds[row]))
     return runs if len(runs) <= max_runs else None
-
-
-def length_runs(offsets: npt.NDArray[Any], num_values: int, max_runs: int) -> list[tuple[int, int, int]] | None:
-    """Return the runs of equally long lists as (start, stop, length); None also if the offsets are invalid.
-
-    Twin of ``run_lengths.length_runs``.
-    """
-    exact = offsets.tolist()  # Python's integers do not overflow
-    lengths = [after - before for before, after in itertools.pairwise(exact)]
-    if not lengths:
-        return [] if exact else None
-    if min(lengths) < 0 or exact[-1] > num_values:
-        return None
-    return equal_runs(np.array(lengths, np.int64), max_runs)
 
 
 def index(ids: Int64) -> Int64:

@@ -89,7 +89,7 @@ def num_messages(monkeypatch):
 
     def count(self, *arguments):
         run = read(self, *arguments)
-        numbers.append(0 if run is None else len(run.rows.blocks))
+        numbers.append(0 if run is None else run.num_batches)
         return run
 
     monkeypatch.setattr(plain_messages.PlainMessages, "read", count)
@@ -153,3 +153,105 @@ def test_wrong_patterns_are_errors(buffers, columns, message):
     numbers = np.array([[0, 1], [8, 0]])
     with pytest.raises(ValueError, match=message):
         RepeatedMessages(bytes(64), np.zeros(64, np.uint8), numbers, np.array(buffers), *columns, 3)
+
+
+# ---- batches of several tables
+
+SEVERAL = ReadOptions({"a": (900, 2), "b": (900, 3), "c": (900, 2)}, unvalidated=True)
+LISTS = {"list": pa.list_, "large": pa.large_list, "fixed": lambda kind: pa.list_(kind, 2)}
+TABLE_RUN = st.tuples(st.sampled_from([0, 0, 1, 2, 3]), st.integers(1, 400), st.integers(5, 6))  # code, rows, step
+
+
+def coded_batch(runs, names=("a", "b", "c", "unknown"), kind="list", codes=np.int32, has_steps=True, more=(0, 0)):
+    """A batch of runs of rows of one table. more : floats more than its table's dim that a row has, and which row"""
+    each = [run for run in runs for _ in range(run[1])]
+    dims = {"b": 2 if kind == "fixed" else 3}
+    lengths = np.array([dims.get(names[code], 2) for code, _, _ in each])
+    if kind != "fixed":
+        lengths[more[1] % len(each)] += more[0]
+    values = np.arange(lengths.sum(), dtype=np.float32)
+    lists = [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
+    indices = pa.array([code for code, _, _ in each], pa.from_numpy_dtype(codes))
+    columns = {
+        "table": pa.DictionaryArray.from_arrays(indices, pa.array(names)),
+        "id": pa.array(np.arange(len(each))),
+        "gradient": pa.array(lists, LISTS[kind](pa.float32())),
+    }
+    if has_steps:
+        columns["step"] = pa.array([step for _, _, step in each], pa.int64())
+    return pa.record_batch(columns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(TABLE_RUN, min_size=1, max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["stream", "file"]),
+    st.sampled_from(list(LISTS)),
+    st.sampled_from([np.int8, np.int16, np.int32, np.int64]),
+    st.booleans(),
+    st.sampled_from(["error", "drop", "quarantine"]),
+    st.sampled_from([None, 300, "batch"]),
+    st.tuples(st.sampled_from([0, 0, 0, 1]), st.integers(0, 500)),
+    st.booleans(),
+)
+def test_batches_of_several_tables_equal_those_that_pyarrow_reads(
+    folder, runs, container, kind, codes, has_steps, on_bad_row, contribution_rows, more, has_other
+):
+    batches = [coded_batch(each, kind=kind, codes=codes, has_steps=has_steps, more=more) for each in runs]
+    if has_other:
+        batches = [b.add_column(0, "other", pa.array(np.arange(len(b), dtype=np.int16))) for b in batches]
+    path = write(folder / "log.arrow", container, batches)
+    options = replace(SEVERAL, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
+    assert repr(outcome(path, options)) == repr(by_pyarrow(path, options))
+
+
+@pytest.mark.parametrize("container", NEW)
+@pytest.mark.parametrize("kind", LISTS)
+def test_batches_of_several_tables_are_read_without_pyarrow(tmp_path, num_messages, container, kind):
+    runs = [(0, 300, 5), (2, 300, 5)]
+    path = write(tmp_path / "log", container, [coded_batch(runs, kind=kind) for _ in range(6)])
+    _, error, _ = outcome(path, SEVERAL)
+    assert error is None
+    assert sum(num_messages) == 5
+
+
+def test_a_stream_may_replace_its_dictionary(tmp_path, num_messages):
+    names = [("a",), ("a",), ("c",), ("c",), ("a",), ("b",), ("b",)]
+    path = write(tmp_path / "log", "stream", [coded_batch([(0, 300, 5)], each, has_steps=False) for each in names])
+    frames, error, _ = outcome(path, SEVERAL)
+    assert error is None
+    assert [list(frame[0]) for frame in frames] == [list(each) for each in names]
+    assert sum(num_messages) == 3
+
+
+@pytest.mark.parametrize("container", NEW)
+def test_a_dictionary_may_grow(tmp_path, num_messages, container):
+    names = [("a",), ("a",), ("a", "b"), ("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
+    batches = [coded_batch([(len(each) - 1, 300, 5)], each, has_steps=False) for each in names]
+    path = write(tmp_path / "log", container, batches, emit_dictionary_deltas=True)
+    frames, error, _ = outcome(path, replace(SEVERAL, contribution_rows="batch"))
+    assert error is None
+    assert [list(frame[0]) for frame in frames] == [[each[-1]] for each in names]
+    assert sum(num_messages) == (3 if container == "stream" else 5)
+
+
+@pytest.mark.parametrize("container", NEW)
+def test_rows_of_mixed_tables_in_messages_without_pyarrow_are_read_row_by_row(tmp_path, num_messages, container):
+    batches = [coded_batch([(number % 2, 1, 5) for number in range(40)]) for _ in range(4)]
+    path = write(tmp_path / "log", container, batches)
+    assert repr(outcome(path, SEVERAL)) == repr(by_pyarrow(path, SEVERAL))
+    assert sum(num_messages) == 3
+
+
+@more_as_evidence
+@pytest.mark.parametrize("container", NEW)
+def test_a_damaged_log_of_several_tables_gives_what_it_gives_batch_by_batch(tmp_path, container):
+    batches = [coded_batch([(0, 20, 5), (1, 20, 5 + step % 2)]) for step in range(6)]
+    path = write(tmp_path / "log", container, batches)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for offset in rng.choice(len(whole), 300 if IS_EVIDENCE else 100, replace=False):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1 << rng.integers(8)
+        for data in (bytes(damaged), whole[:offset]):
+            path.write_bytes(data)
+            assert repr(outcome(path, SEVERAL)) == repr(by_pyarrow(path, SEVERAL)), offset

@@ -1,6 +1,0 @@
-from typing import Any
-
-import numpy.typing as npt
-
-def equal_runs(codes: npt.NDArray[Any], max_runs: int) -> list[tuple[int, int, int]] | None: ...
-def length_runs(offsets: npt.NDArray[Any], num_values: int, max_runs: int) -> list[tuple[int, int, int]] | None: ...
