@@ -367,7 +367,7 @@ cdef class Accumulator:
 
     cdef int reserve_slots(self, Py_ssize_t num_rows) except -1:
         """Room for the slots of all rows of a frame, and to split them where there are several parts."""
-        cdef Py_ssize_t p, i
+        cdef Py_ssize_t p, i, room
         cdef Split* split = &self.split
         if num_rows > MOST_SLOTS:
             raise MemoryError(f"{num_rows} rows in a frame: at most {MOST_SLOTS} of one table")
@@ -380,13 +380,14 @@ cdef class Accumulator:
         split_begin(split, num_rows, self.num_parts)
         split.starts, split.ids, split.scales = self.blocks.starts, NULL, NULL
         split.ends = <uint32_t*>self._room_for(split.num_stripes * self.num_parts * sizeof(uint32_t))
-        split.slots = <uint32_t*>self._room_for(num_rows * sizeof(uint32_t))
-        split.rows = <row_t*>self._room_for(num_rows * sizeof(row_t))
+        room = num_rows + split.rows_per_stripe    # see split_stripe
+        split.slots = <uint32_t*>self._room_for(room * sizeof(uint32_t))
+        split.rows = <row_t*>self._room_for(room * sizeof(row_t))
         if not 0 < self.vocabulary.size <= <id_t>1 << 32:
-            split.ids = <id_t*>self._room_for(num_rows * sizeof(id_t))
+            split.ids = <id_t*>self._room_for(room * sizeof(id_t))
         for i in range(self.blocks.num_sources):
             if self.blocks.sources[i].scales != NULL:
-                split.scales = <float*>self._room_for(num_rows * sizeof(float))
+                split.scales = <float*>self._room_for(room * sizeof(float))
                 break
         return 0
 

@@ -185,17 +185,23 @@ cdef void begin_at(uint32_t* at, Py_ssize_t num_parts, uint32_t place) noexcept 
 
 
 cdef int split_stripe(Split* split, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t stripe) noexcept nogil:
-    """Split the rows of a stripe by part. Returns 1 at an id outside the vocabulary; the stripe is then not split."""
+    """Split the rows of a stripe by part. Returns 1 at an id outside the vocabulary; the stripe is then not split.
+
+    Also if ids have changed between the two passes, because their owner wrote to them meanwhile: the memory for the
+    split rows has room for one stripe more, so that nothing is written outside it.
+    """
     cdef uint32_t* at = split.ends + stripe * split.num_parts    # counts first, then where the next rows go
     cdef Py_ssize_t begin = stripe * split.rows_per_stripe, end = min(begin + split.rows_per_stripe, split.num_rows)
     cdef Py_ssize_t source, row, first, n
     cdef const Source* s
+    cdef uint32_t[MOST_PARTS + 1] begins
     cdef bint scatters
     cdef int shift = shift_of(split.num_parts)
     memset(at, 0, split.num_parts * sizeof(uint32_t))
     for scatters in range(2):
         if scatters:
             begin_at(at, split.num_parts, <uint32_t>begin)
+            memcpy(begins, at, split.num_parts * sizeof(uint32_t))
         row, source = begin, source_of(split.starts, frame.num_sources, begin)
         while row < end:
             s, first = &frame.sources[source], row - split.starts[source]
@@ -211,6 +217,10 @@ cdef int split_stripe(Split* split, const Vocabulary* vocabulary, const Frame* f
                 count_rows_of_parts(frame.isa, s.ids + first, n, shift, split.ids != NULL, at)
             row += n
             source += 1
+    begins[split.num_parts] = <uint32_t>end
+    for source in range(split.num_parts):
+        if at[source] != begins[source + 1]:
+            return 1
     if count_down(&split.num_left) == 1:
         end_split(split)
         publish(&split.num_left, 0)
