@@ -182,6 +182,8 @@ ALERTS = {
     "truncated_ids_total": "its rate ÷ that of `penstock_rows_total` grows: sequences are longer than configured",
     "rolled_back_frames_total": "any increase that no one has ordered",
     "not_finite_rows_total": "above 0",
+    "clipped_steps_total": "its rate ÷ that of `penstock_steps_total` grows: gradients explode",
+    "clipped_rows_total": "its rate ÷ that of the updated rows grows: gradients explode",
     "skipped_frames_total": "none: it grows once, when a run resumes",
     "steps_total": "`rate(penstock_steps_total[10m]) == 0` while producers run",
     "run_seconds": "it falls to 0 more than once an hour: the process restarts",

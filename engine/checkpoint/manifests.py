@@ -64,7 +64,7 @@ _COUNTERS = {
     "not_finite": int,
     "first_not_finite": str,
     "dropped": {str: int},
-    "late?": int,
+    **dict.fromkeys(["late?", "clipped_steps?", "clipped_rows?"], int),
 }
 _MANIFEST = {
     KEY: int,

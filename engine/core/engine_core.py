@@ -20,9 +20,11 @@ from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
 from penstock.core.gate import Gate
+from penstock.core.gradient_norms import clip_step
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.core.rounds import Rounds
+from penstock.model.config.clipping import check_unclipped
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import MAX_TIME, NO_FRAMES, Frame, FrameRun, Int64
 from penstock.model.frozen_tables import without_frozen
@@ -75,8 +77,9 @@ class EngineCore:
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         if self.turns is not None:
             self.gate.waits = self.turns.explain
-        # Native code counts no frame by its worker, or by how late it is.
-        self.counts_native = self.turns is None and not policy.max_staleness
+        self.clip = config.clip
+        # Native code counts no frame by its worker, or by how late it is, and clips no sums.
+        self.counts_native = self.turns is None and not policy.max_staleness and self.clip is None
         self.set_clock_offset(0)
         self.pipeline = pipeline
 
@@ -593,6 +596,8 @@ class EngineCore:
             clock = step - self.clock_offset
             dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
         coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
+        if self.clip is not None:
+            clip_step(coalesced, self.clip, counters)
         for observer in reversed(self.observers):
             observer.before_step(coalesced)
         began_s = time.perf_counter()
@@ -657,6 +662,10 @@ def create_core(
     """Return the core of an engine: another one where the mesh of its tables spans processes."""
     if policy.workers is not None and tables.held.is_share:
         raise ConfigError("rounds: an engine with a share of the rows takes the frames of its job; use one engine")
+    if tables.held.is_share:
+        check_unclipped(config.clip, "an engine with a share of the rows")
+    if tables.processes is not None:
+        check_unclipped(config.clip, "a mesh of several processes")
     mean = reduction == "mean"
     stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:

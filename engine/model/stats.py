@@ -217,6 +217,8 @@ class Report:
         Frames applied although their step was behind (``max_staleness``).
     absent : mapping of str to int
         Of rounds, worker → steps that it had no frame for.
+    clipped_steps, clipped_rows : int
+        Steps whose gradients were scaled down to ``clip.global_norm``, and rows scaled down to ``clip.row_norm``.
 
     Examples
     --------
@@ -257,6 +259,8 @@ class Report:
     first_not_finite: str = ""
     late: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
+    clipped_steps: int = 0
+    clipped_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.
@@ -329,6 +333,8 @@ class Counters:
     not_finite: int = 0
     first_not_finite: str = ""
     late: int = 0
+    clipped_steps: int = 0
+    clipped_rows: int = 0
 
     def count(self, frame: Frame, admitted: bool = True) -> None:
         """Count one frame. admitted : whether the gate admitted it; if not, it was stale"""

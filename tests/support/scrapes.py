@@ -42,6 +42,8 @@ METRIC_OF = {
     "device_problems": "penstock_device_problems_total",
     "not_finite": "penstock_not_finite_rows_total",
     "late": "penstock_late_frames_total",
+    "clipped_steps": "penstock_clipped_steps_total",
+    "clipped_rows": "penstock_clipped_rows_total",
     "absent": "penstock_absent_steps_total",
 }
 # Every number of the keys of a dynamic table, and its metric.

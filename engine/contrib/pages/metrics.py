@@ -284,6 +284,10 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Counter("penstock_rolled_back_frames_total", "frames dropped from the gate by rollbacks", counted.rolled_back)
     not_finite = "rows whose weights or slots an update made infinite or NaN"
     yield Counter("penstock_not_finite_rows_total", not_finite, counted.not_finite)
+    clipped = "steps whose gradients were scaled down to clip.global_norm"
+    yield Counter("penstock_clipped_steps_total", clipped, counted.clipped_steps)
+    clipped = "rows of gradients that were scaled down to clip.row_norm"
+    yield Counter("penstock_clipped_rows_total", clipped, counted.clipped_rows)
     skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)
