@@ -183,6 +183,7 @@ ALERTS = {
     "rolled_back_frames_total": "any increase that no one has ordered",
     "not_finite_rows_total": "above 0",
     "clipped_steps_total": "its rate ÷ that of `penstock_steps_total` grows: gradients explode",
+    "limited_frames_total": "any increase: look at that contributor",
     "clipped_rows_total": "its rate ÷ that of the updated rows grows: gradients explode",
     "skipped_frames_total": "none: it grows once, when a run resumes",
     "steps_total": "`rate(penstock_steps_total[10m]) == 0` while producers run",

@@ -19,12 +19,13 @@ from penstock.base.errors import CapacityError, ConfigError, InputError, Penstoc
 from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
+from penstock.core.frame_limits import FrameLimits
 from penstock.core.gate import Gate
 from penstock.core.gradient_norms import clip_step
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.core.rounds import Rounds
-from penstock.model.config.clipping import check_unclipped
+from penstock.model.config.clipping import check_no_norms
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import MAX_TIME, NO_FRAMES, Frame, FrameRun, Int64
 from penstock.model.frozen_tables import without_frozen
@@ -78,8 +79,10 @@ class EngineCore:
         if self.turns is not None:
             self.gate.waits = self.turns.explain
         self.clip = config.clip
-        # Native code counts no frame by its worker, or by how late it is, and clips no sums.
-        self.counts_native = self.turns is None and not policy.max_staleness and self.clip is None
+        self.limits = None if config.limit is None else FrameLimits(config.limit)
+        # Native code counts no frame by its worker, or by how late it is, and knows no norms.
+        knows_norms = self.clip is not None or self.limits is not None
+        self.counts_native = self.turns is None and not policy.max_staleness and not knows_norms
         self.set_clock_offset(0)
         self.pipeline = pipeline
 
@@ -112,6 +115,8 @@ class EngineCore:
                 run.next = max(run.next, pushed.stop)
                 return pushed
         frame = self.reduced(run.frame())
+        if self.limits is not None:
+            frame = frame.audited()
         push = self._push if self.turns is None else self._push_in_turn
         while (pushed := self.gate.change(self._guarded, push, run.alone(frame), context)) is None:
             frame = self.reduced(frame.audited())  # without the lock
@@ -208,6 +213,11 @@ class EngineCore:
                 run = run.alone(frame.audited())  # before it is counted as stale: a rejected frame is not counted
             else:
                 self.check_ready()
+                if self.limits is not None:
+                    frame = self.limits.judge(frame)
+                    run = run.alone(frame)
+                    if self.limits.leaves_out:
+                        return self._left_out(run, context)
                 if gate.is_due(1):
                     # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
                     gate.check_may_open()
@@ -228,6 +238,8 @@ class EngineCore:
             gate.count_stale(frame.local_step, frame.contributor)
         else:
             frame = self._added(frame)
+            if self.limits is not None:
+                self.limits.took(context.counters)
             gate.count_contribution(frame.contributor, frame.local_step)
             context.counters.late += frame.local_step is not None and frame.local_step < gate.global_step
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
@@ -237,6 +249,16 @@ class EngineCore:
             except CapacityError as error:
                 pushed.full = error  # the frame is in the gate, which did not open
         context.counters.count(frame, not is_stale)
+        self._notify(pushed)
+        return pushed
+
+    def _left_out(self, run: FrameRun, context: Context) -> Pushed:
+        """Count the frame of a run of one, which its contributor's limit leaves out: the gate does not."""
+        assert self.limits is not None
+        assert run.only is not None
+        self.limits.took(context.counters)
+        context.counters.count(run.only)
+        pushed = Pushed(run, 0, 1, context)
         self._notify(pushed)
         return pushed
 
@@ -276,6 +298,8 @@ class EngineCore:
             rounds.warn_of_second(frame, turn)
         else:
             self.check_ready()
+            if self.limits is not None:
+                frame = self.limits.judge(frame)
             enters = rounds.is_next(worker, turn)
             if enters:
                 try:
@@ -289,6 +313,8 @@ class EngineCore:
                 if frame.audit is not None:
                     return None
                 rounds.wait(worker, turn, frame)
+            if self.limits is not None:
+                self.limits.took(context.counters)
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
         context.counters.count(frame, not is_stale)
         self._notify(pushed)
@@ -663,9 +689,9 @@ def create_core(
     if policy.workers is not None and tables.held.is_share:
         raise ConfigError("rounds: an engine with a share of the rows takes the frames of its job; use one engine")
     if tables.held.is_share:
-        check_unclipped(config.clip, "an engine with a share of the rows")
+        check_no_norms(config.clip, config.limit, "an engine with a share of the rows")
     if tables.processes is not None:
-        check_unclipped(config.clip, "a mesh of several processes")
+        check_no_norms(config.clip, config.limit, "a mesh of several processes")
     mean = reduction == "mean"
     stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:

@@ -169,7 +169,7 @@ def test_a_file_with_a_bad_norm_is_one_line(tmp_path, capsys):
 
 def test_what_has_a_part_of_the_gradients_refuses_it(tmp_path):
     config = config_of(CLIPS["global"])
-    with pytest.raises(ps.ConfigError, match="clip: an engine with a share of the rows does not clip gradients"):
+    with pytest.raises(ps.ConfigError, match="clip: an engine with a share of the rows knows no norms of gradients"):
         ps.Engine(config, share=(0, 2))
-    with pytest.raises(ps.ConfigError, match="clip: a replay in passes does not clip gradients"):
+    with pytest.raises(ps.ConfigError, match="clip: a replay in passes knows no norms of gradients"):
         MultiPass(config, ["log.arrows"], None, PassOptions(checkpoint=tmp_path, passes=2))

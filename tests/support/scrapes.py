@@ -44,6 +44,7 @@ METRIC_OF = {
     "late": "penstock_late_frames_total",
     "clipped_steps": "penstock_clipped_steps_total",
     "clipped_rows": "penstock_clipped_rows_total",
+    "limited": "penstock_limited_frames_total",
     "absent": "penstock_absent_steps_total",
 }
 # Every number of the keys of a dynamic table, and its metric.

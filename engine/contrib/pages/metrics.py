@@ -288,6 +288,8 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Counter("penstock_clipped_steps_total", clipped, counted.clipped_steps)
     clipped = "rows of gradients that were scaled down to clip.row_norm"
     yield Counter("penstock_clipped_rows_total", clipped, counted.clipped_rows)
+    limited = "frames whose norm exceeded the limit of their contributor"
+    yield labelled("penstock_limited_frames_total", Counter, limited, "contributor", counted.limited)
     skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)

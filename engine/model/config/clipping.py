@@ -1,4 +1,4 @@
-"""Clipping: which norms gradients are scaled down to, in Python and in ``EngineConfig.clip``."""
+"""Which norms gradients may have, in Python and in ``EngineConfig.clip`` and ``limit``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from numbers import Real
 from typing import Any
 
 from penstock.base.errors import ConfigError
-from penstock.model.config.engine_config_pb2 import ClipSettings, EngineConfig
+from penstock.model.config.engine_config_pb2 import ClipSettings, EngineConfig, LimitSettings
 from penstock.model.updates.rule import float32
+
+ACTIONS = ("clip", "quarantine")  # by the numbers of LimitSettings.Action
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,61 @@ class Clip:
             object.__setattr__(self, name, float32(value))
 
 
-def problems(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each norm that is no finite number above 0 in float32, and its value as text."""
+@dataclass(frozen=True)
+class Limit:
+    """What becomes of a frame whose norm exceeds what is usual for its contributor, from its 101st frame on.
+
+    Parameters
+    ----------
+    contributor_norm : float
+        At least 1: the largest norm, in medians (the 50th smallest) of the norms of the last 100 frames of the
+        contributor that were applied, without those of norm 0. A norm is that of all gradient rows of the frame. Beyond
+        1,000 contributors, further ones count as one.
+    action : {"clip", "quarantine"}
+        "clip": the frame is scaled down to that norm. "quarantine": it is left out, also if a gradient is not finite;
+        its rows count as dropped for the reason ``norm_limit``. In rounds it counts as a frame without rows.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 1, ps.Constant(0.0), ps.SGD(1.0), name="user")
+    >>> limit = ps.Limit(contributor_norm=10.0, action="quarantine")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], limit=limit))
+    >>> for gradient in [1.0] * 100 + [1e6]:
+    ...     applied = engine.apply({"user": ([5], [[-gradient]])}, contributor="worker")
+    >>> engine.lookup("user", [5]), engine.global_step
+    (array([[100.]], dtype=float32), 100)
+    """
+
+    contributor_norm: float
+    action: str = "clip"
+
+    def __post_init__(self) -> None:
+        for name, problem in problems({"contributor_norm": self.contributor_norm}, least=1):
+            raise ConfigError(f"limit: {name} is {problem}; it must be a finite number of at least 1")
+        if self.action not in ACTIONS:
+            raise ConfigError(f"limit: action must be one of {', '.join(ACTIONS)}, got {self.action!r:.100}")
+        object.__setattr__(self, "contributor_norm", float32(self.contributor_norm))
+
+
+def problems(given: dict[str, Any], least: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the name of each norm that is not finite in float32, not above 0 or below ``least``, and its value."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real):
             yield name, f"{value!r:.100}"
-        elif not 0 < float32(float(value)) < math.inf:
+        elif not (0 < float32(float(value)) < math.inf and float(value) >= least):
             yield name, f"{float(value):g}"
 
 
-def norms_of(message: ClipSettings) -> dict[str, Any]:
+def norms_of(message: ClipSettings | LimitSettings) -> dict[str, Any]:
     """Return the norms that a message sets."""
-    return {field.name: getattr(message, field.name) for field, _ in message.ListFields()}
+    names = [field.name for field in message.DESCRIPTOR.fields if field.name.endswith("norm")]
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
 def clip_of(message: EngineConfig) -> Clip | None:
@@ -72,16 +117,26 @@ def clip_of(message: EngineConfig) -> Clip | None:
     return Clip(**norms_of(message.clip)) if message.HasField("clip") else None
 
 
-def write_clip(message: EngineConfig, clip: Clip | None) -> None:
-    """Write a clipping, if there is one. Raises ConfigError for anything else."""
-    if clip is None:
-        return
-    if not isinstance(clip, Clip):
-        raise ConfigError(f"clip must be a Clip, got {clip!r:.100}")
-    message.clip.CopyFrom(ClipSettings(global_norm=clip.global_norm, row_norm=clip.row_norm))
+def limit_of(message: EngineConfig) -> Limit | None:
+    """Return the limit of a configuration, None if it has none. Raises ConfigError."""
+    return Limit(**norms_of(message.limit), action=ACTIONS[message.limit.action]) if message.HasField("limit") else None
 
 
-def check_unclipped(clip: Clip | None, subject: str) -> None:
-    """Raise ConfigError for a clipping. subject : what has only a part of the gradients of a step"""
+def write_norms(message: EngineConfig, clip: Clip | None, limit: Limit | None) -> None:
+    """Write those that are given. Raises ConfigError for anything else."""
     if clip is not None:
-        raise ConfigError(f"clip: {subject} does not clip gradients; remove it, or use one engine")
+        if not isinstance(clip, Clip):
+            raise ConfigError(f"clip must be a Clip, got {clip!r:.100}")
+        message.clip.CopyFrom(ClipSettings(global_norm=clip.global_norm, row_norm=clip.row_norm))
+    if limit is not None:
+        if not isinstance(limit, Limit):
+            raise ConfigError(f"limit must be a Limit, got {limit!r:.100}")
+        action = limit.action.upper()
+        message.limit.CopyFrom(LimitSettings(contributor_norm=limit.contributor_norm, action=action))
+
+
+def check_no_norms(clip: Clip | None, limit: Limit | None, subject: str) -> None:
+    """Raise ConfigError for a clip or limit. subject : what has only a part of the gradients of a step"""
+    for name, given in (("clip", clip), ("limit", limit)):
+        if given is not None:
+            raise ConfigError(f"{name}: {subject} knows no norms of gradients; remove it, or use one engine")

@@ -121,6 +121,8 @@ CASES = [
     ("PS027", engine_text("clip { global_norm: 0 }"), "clip.global_norm"),
     ("PS027", engine_text("clip { row_norm: -1 }"), "clip.row_norm"),
     ("PS027", engine_text("clip { row_norm: nan }"), "clip.row_norm"),
+    ("PS027", engine_text("limit { action: CLIP }"), "limit"),
+    ("PS027", engine_text("limit { contributor_norm: 0.5 }"), "limit.contributor_norm"),
     ("PS024", engine_text('columns { role: "ids" name: "key" }'), "columns[0].role"),
     ("PS024", engine_text('columns { role: "id" }'), "columns[0].name"),
     ("PS024", engine_text('columns { role: "id" name: "a" } columns { role: "id" name: "b" }'), "columns[1].role"),

@@ -17,6 +17,7 @@ from penstock.model.config.engine_config_pb2 import (
     EngineConfig,
     FeatureSettings,
     GateSettings,
+    LimitSettings,
     TableSettings,
 )
 from penstock.model.config.lint.findings import Finding, Nearest, Subject, near
@@ -38,6 +39,8 @@ def broken_settings(message: EngineConfig, tables: Sequence[TableMessage]) -> It
     yield from _columns(message)
     if message.HasField("clip"):
         yield from _clip(message.clip)
+    if message.HasField("limit"):
+        yield from _limit(message.limit)
 
 
 def _gate(message: GateSettings) -> Iterator[Finding]:
@@ -68,6 +71,15 @@ def _clip(message: ClipSettings) -> Iterator[Finding]:
         yield clip.finding("PS027", "", "has neither global_norm nor row_norm", "give a number above 0")
     for name, problem in problems(given):
         yield clip.finding("PS027", name, f"{name} is {problem}", "it must be a finite number above 0")
+
+
+def _limit(message: LimitSettings) -> Iterator[Finding]:
+    limit, given, fix = Subject("limit", "limit"), norms_of(message), "it must be a finite number of at least 1"
+    if not given:
+        yield limit.finding("PS027", "", "has no contributor_norm", "give a number of at least 1")
+    for name, problem in problems(given, least=1):
+        yield limit.finding("PS027", name, f"{name} is {problem}", fix)
+    yield from limit.unknown(message, "action", "use CLIP or QUARANTINE")
 
 
 def _columns(message: EngineConfig) -> Iterator[Finding]:
