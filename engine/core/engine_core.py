@@ -21,7 +21,7 @@ from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
 from penstock.core.frame_limits import FrameLimits
 from penstock.core.gate import Gate
-from penstock.core.gradient_norms import clip_step
+from penstock.core.gradient_norms import StepNorms
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.core.rounds import Rounds
@@ -53,6 +53,7 @@ class EngineCore:
     failed : why the tables cannot change any more: the error of a step that failed half way, or a fork; else None
     is_shared : whether other processes read the rows
     counters : of frames that belong to no run
+    norms, limits : of gradients; None: the configuration has none
     """
 
     def __init__(
@@ -78,11 +79,10 @@ class EngineCore:
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         if self.turns is not None:
             self.gate.waits = self.turns.explain
-        self.clip = config.clip
         self.limits = None if config.limit is None else FrameLimits(config.limit)
+        self.norms = None if config.clip is None and self.limits is None else StepNorms(config.clip)
         # Native code counts no frame by its worker, or by how late it is, and knows no norms.
-        knows_norms = self.clip is not None or self.limits is not None
-        self.counts_native = self.turns is None and not policy.max_staleness and not knows_norms
+        self.counts_native = self.turns is None and not policy.max_staleness and self.norms is None
         self.set_clock_offset(0)
         self.pipeline = pipeline
 
@@ -459,6 +459,11 @@ class EngineCore:
         distinct = {name: None if name in keys else store.accumulator.num_distinct for name, store in stores}
         return {n: TableReport(store.num_rows, distinct[n], keys.get(n), caches.get(n)) for n, store in stores}
 
+    def norm_reports(self) -> dict[str, Any]:
+        """Return the norms that a Report and metrics have; nothing if the configuration has none. Under the lock"""
+        of_tables = {} if self.norms is None else {"gradient_norms": dict(self.norms.of_tables)}
+        return of_tables if self.limits is None else {**of_tables, "contributor_norms": self.limits.medians()}
+
     # ---- tables
 
     @contextmanager
@@ -622,8 +627,8 @@ class EngineCore:
             clock = step - self.clock_offset
             dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
         coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
-        if self.clip is not None:
-            clip_step(coalesced, self.clip, counters)
+        if self.norms is not None:
+            self.norms.clip(coalesced, counters)
         for observer in reversed(self.observers):
             observer.before_step(coalesced)
         began_s = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ class FrameLimits:
         who = self._name(frame.contributor)
         window, norm, most = self._norms.get(who, ()), norm_of(map(_squares, _blocks(frame))), math.inf
         if len(window) == WINDOW:
-            most = self._limit.contributor_norm * sorted(window)[(WINDOW - 1) // 2]
+            most = self._limit.contributor_norm * _median(window)
         leaves_out = self._limit.action == "quarantine"
         exceeds = norm > most or (leaves_out and most < math.inf and "gradient_not_finite" in frame.dropped)
         self.leaves_out, self._judged = exceeds and leaves_out, (who, min(norm, most), exceeds)
@@ -49,11 +49,15 @@ class FrameLimits:
         if norm and not self.leaves_out:
             self._norms.setdefault(who, deque(maxlen=WINDOW)).append(norm)
         if exceeds:
-            count_by(counters.limited, "unnamed" if who is None else str(who))
+            count_by(counters.limited, _text(who))
 
     def _name(self, contributor: Contributor) -> Contributor:
         is_new = contributor not in self._norms and len(self._norms) >= MAX_CONTRIBUTORS
         return "others" if is_new else contributor
+
+    def medians(self) -> dict[str, float]:
+        """Return the median of the norms of each contributor's last frames."""
+        return {_text(who): _median(window) for who, window in self._norms.items()}
 
     def get_state(self) -> list[list[Any]]:
         """Return the norms as plain data."""
@@ -64,6 +68,14 @@ class FrameLimits:
         """Set the norms that ``get_state`` returned."""
         read = {who: np.frombuffer(base64.b64decode(norms), "<f8").tolist() for who, norms in state}
         self._norms = {who: deque(norms, maxlen=WINDOW) for who, norms in read.items()}
+
+
+def _median(norms: Collection[float]) -> float:
+    return sorted(norms)[(len(norms) - 1) // 2]
+
+
+def _text(contributor: Contributor) -> str:
+    return "unnamed" if contributor is None else str(contributor)
 
 
 def _blocks(frame: Frame) -> list[Rows]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -39,20 +40,40 @@ def norm_of(squares: Iterable[Float64]) -> float:
     return math.sqrt(math.ldexp(float(total), least + _EXPONENT_OF_LIMBS))
 
 
-def clip_step(coalesced: Mapping[str, Sequence[Coalesced]], clip: Clip, counters: Counters) -> None:
-    """Scale the sums of a step down to norms, in place, and count what was scaled."""
-    blocks = [part.sums for rows in coalesced.values() for each in rows for part in each.summed]
-    squares = [squares_of(sums) for sums in blocks]
-    if clip.row_norm is not None:
-        for number, (sums, of_rows) in enumerate(zip(blocks, squares, strict=True)):
-            norms = np.sqrt(of_rows)
-            large = np.flatnonzero(norms > clip.row_norm)
-            if len(large):
-                sums[large] *= (clip.row_norm / (norms[large] + EPSILON)).astype(np.float32)[:, None]
-                squares[number] = squares_of(sums)
-                counters.clipped_rows += len(large)
-    if clip.global_norm is not None and (norm := norm_of(squares)) > clip.global_norm:
-        scale = np.float32(clip.global_norm / (norm + EPSILON))
-        for sums in blocks:
-            sums *= scale
-        counters.clipped_steps += 1
+class StepNorms:
+    """The norms of the gradients of steps, which are scaled down to those of a clip.
+
+    of_tables : table → norm of its gradients in the last step, before they are scaled down
+    """
+
+    def __init__(self, clip: Clip | None) -> None:
+        self._clip = clip
+        self.of_tables: dict[str, float] = {}
+
+    def clip(self, coalesced: Mapping[str, Sequence[Coalesced]], counters: Counters) -> None:
+        """Scale the sums of a step down, in place, and count what was scaled."""
+        blocks = {name: [part.sums for each in rows for part in each.summed] for name, rows in coalesced.items()}
+        squares = {name: [squares_of(sums) for sums in several] for name, several in blocks.items()}
+        self.of_tables = {name: norm_of(several) for name, several in squares.items()}
+        if self._clip is None:
+            return
+        if (most := self._clip.row_norm) is not None:
+            for name, several in blocks.items():
+                for number, sums in enumerate(several):
+                    num_clipped = _clip_rows(sums, np.sqrt(squares[name][number]), most)
+                    if num_clipped:
+                        squares[name][number] = squares_of(sums)
+                        counters.clipped_rows += num_clipped
+        if (most := self._clip.global_norm) is not None and (norm := norm_of(chain(*squares.values()))) > most:
+            scale = np.float32(most / (norm + EPSILON))
+            for sums in chain(*blocks.values()):
+                sums *= scale
+            counters.clipped_steps += 1
+
+
+def _clip_rows(sums: Float32, norms: Float64, most: float) -> int:
+    """Scale rows down to a norm, and return how many. norms : of the rows, float64 (n,)"""
+    large = np.flatnonzero(norms > most)
+    if len(large):
+        sums[large] *= (most / (norms[large] + EPSILON)).astype(np.float32)[:, None]
+    return len(large)

@@ -221,6 +221,10 @@ class Report:
         Steps whose gradients were scaled down to ``clip.global_norm``, and rows scaled down to ``clip.row_norm``.
     limited : mapping of str to int
         Contributor → frames whose norm exceeded its ``limit``; those left out count in ``dropped`` as ``norm_limit``.
+    gradient_norms : mapping of str to float
+        With ``clip`` or ``limit``, table → norm of its gradients in the last step, before they were scaled down.
+    contributor_norms : mapping of str to float
+        With ``limit``, contributor → median of the norms of its last frames.
 
     Examples
     --------
@@ -264,6 +268,8 @@ class Report:
     clipped_steps: int = 0
     clipped_rows: int = 0
     limited: Mapping[str, int] = field(default_factory=dict)
+    gradient_norms: Mapping[str, float] = field(default_factory=dict)
+    contributor_norms: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.

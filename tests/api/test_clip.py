@@ -91,6 +91,8 @@ def test_bits_depend_on_no_threads_batches_order_or_interruption(tmp_path, more)
     engine = ps.Engine(config)
     report = engine.run(log)
     assert (report.clipped_steps, report.clipped_rows) == (STEPS // 2, 47)
+    last = frame([STEPS - 1, 0], 5.0)
+    assert report.gradient_norms == pytest.approx({name: np.linalg.norm(grads) for name, (_, grads) in last.items()})
     for threads in (1, 3, 8):
         again = ps.Engine(config, threads=threads)
         again.run(pa.Table.from_batches(log.to_batches(max_chunksize=5)))

@@ -177,6 +177,16 @@ def test_a_gradient_that_is_not_finite_is_an_error_where_bad_rows_are():
     assert engine.state_hash() == before
 
 
+def test_a_report_has_the_norms_of_tables_and_contributors():
+    engine, count = engine_of(ps.Limit(2.0), num_required=2, reduction="sum"), 5
+    steps, who = np.arange(2 * count) // 2, ["a", "b"] * count
+    rows = {"step": steps, "contributor": who, "id": [1] * 2 * count, "gradient": [[3.0, 4.0], [6.0, 8.0]] * count}
+    report = engine.run(pa.table(rows))
+    assert report.contributor_norms == {"a": 5.0, "b": 10.0}
+    assert report.gradient_norms == report.to_dict()["gradient_norms"] == {"t": 15.0}
+    assert engine_of(None).run(pa.table(rows)).to_dict()["gradient_norms"] == {}
+
+
 def test_memory_is_bounded_for_any_number_of_contributors():
     engine = engine_of(ps.Limit(2.0))
     for who in range(1500):

@@ -206,6 +206,7 @@ class Metrics(MetricsCollector):
                 late=gate.late,
                 **({} if core.turns is None else core.turns.measures()),
                 last_rates=core.last_rates or (),
+                **core.norm_reports(),
                 tables=core.table_reports(expired_waiting),
                 updated=watch.updated.copy(),
                 num_steps=watch.num_steps,
@@ -311,6 +312,10 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_round_wait_seconds", "how long a step has waited for a worker", snapshot.waited_s)
     rates = dict(enumerate(snapshot.last_rates))
     yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
+    norm = "norm of the gradients of the last step, before they were scaled down; with clip or limit"
+    yield labelled("penstock_table_gradient_norm", Gauge, norm, "table", snapshot.gradient_norms)
+    norm = "median of the norms of the last 100 frames; with limit"
+    yield labelled("penstock_contributor_norm", Gauge, norm, "contributor", snapshot.contributor_norms)
 
 
 def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
