@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
-from cli import error_line
+from cli import error_line, outcome
 
 import penstock as ps
 from penstock.contrib.passes.multi_pass import MultiPass, PassOptions
@@ -97,6 +99,19 @@ def test_a_resumed_run_is_the_same_wherever_it_stopped(tmp_path, gate, action):
             whole.session.ledger.totals.limited,
             whole.session.ledger.totals.dropped,
         )
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_validate_says_what_a_replay_does(tmp_path, capsys, gate):
+    config, log = tmp_path / "config.pbtxt", tmp_path / "log.parquet"
+    table = ps.TableConfig(ROWS, DIM, name="word", optimizer=ps.SGD(0.1))
+    ps.EmbeddingConfig.from_tables([table], limit=QUARANTINE, **gate).save(config)
+    pq.write_table(LOG.filter(pc.equal(LOG["table"], "word")), log)
+    words = config, log, "--on-bad-row", "drop"
+    (_, replayed, _), (_, validated, _) = (outcome(capsys, command, *words) for command in ("replay", "validate"))
+    assert validated["steps"] == replayed["steps"] == STEPS - ("num_required" in gate)
+    (source,) = validated["sources"]
+    assert source["bad_rows"] == replayed["dropped"] == {"gradient_not_finite": 2, "norm_limit": 13}
 
 
 def engine_of(limit, **options):
