@@ -80,7 +80,7 @@ class EngineCore:
         if self.turns is not None:
             self.gate.waits = self.turns.explain
         self.limits = None if config.limit is None else FrameLimits(config.limit)
-        self.norms = None if config.clip is None and self.limits is None else StepNorms(config.clip)
+        self.norms = None if config.clip is None and self.limits is None else StepNorms(config.clip, pipeline.team)
         # Native code counts no frame by its worker, or by how late it is, and knows no norms.
         self.counts_native = self.turns is None and not policy.max_staleness and self.norms is None
         self.set_clock_offset(0)

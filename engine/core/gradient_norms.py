@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
+from penstock.base.threads import ThreadTeam
 from penstock.model.config.clipping import Clip
 from penstock.model.frames import Coalesced, Float32, Float64
 from penstock.model.stats import Counters
@@ -15,6 +17,7 @@ from penstock.pyx.norms import NUM_EXPONENTS, add_exactly, row_squares
 
 # As torch's clip_grad_norm_ adds to a norm before it divides by it.
 EPSILON = 1e-6
+FLOATS_PER_TASK = 1 << 18
 _EXPONENT_OF_LIMBS = -1075  # of the lowest bit of the limbs of exponent 0
 
 
@@ -43,17 +46,18 @@ def norm_of(squares: Iterable[Float64]) -> float:
 class StepNorms:
     """The norms of the gradients of steps, which are scaled down to those of a clip.
 
+    team : sums the squares of many rows
     of_tables : table → norm of its gradients in the last step, before they are scaled down
     """
 
-    def __init__(self, clip: Clip | None) -> None:
-        self._clip = clip
+    def __init__(self, clip: Clip | None, team: ThreadTeam) -> None:
+        self._clip, self._team = clip, team
         self.of_tables: dict[str, float] = {}
 
     def clip(self, coalesced: Mapping[str, Sequence[Coalesced]], counters: Counters) -> None:
         """Scale the sums of a step down, in place, and count what was scaled."""
         blocks = {name: [part.sums for each in rows for part in each.summed] for name, rows in coalesced.items()}
-        squares = {name: [squares_of(sums) for sums in several] for name, several in blocks.items()}
+        squares = {name: [self._squares_of(sums) for sums in several] for name, several in blocks.items()}
         self.of_tables = {name: norm_of(several) for name, several in squares.items()}
         if self._clip is None:
             return
@@ -62,13 +66,30 @@ class StepNorms:
                 for number, sums in enumerate(several):
                     num_clipped = _clip_rows(sums, np.sqrt(squares[name][number]), most)
                     if num_clipped:
-                        squares[name][number] = squares_of(sums)
+                        squares[name][number] = self._squares_of(sums)
                         counters.clipped_rows += num_clipped
         if (most := self._clip.global_norm) is not None and (norm := norm_of(chain(*squares.values()))) > most:
             scale = np.float32(most / (norm + EPSILON))
             for sums in chain(*blocks.values()):
                 sums *= scale
             counters.clipped_steps += 1
+
+    def _squares_of(self, sums: Float32) -> Float64:
+        """Return what ``squares_of`` does, of parts of the rows on several threads."""
+        num_rows, size = len(sums), max(1, FLOATS_PER_TASK // sums.shape[1])
+        if num_rows <= size or self._team.threads == 1:
+            return squares_of(sums)
+        squares = np.empty(num_rows)
+
+        def add(first: int) -> bool:
+            row_squares(sums[first : first + size], squares[first : first + size])
+            return True
+
+        try:
+            self._team.run([partial(add, first) for first in range(0, num_rows, size)])
+        except MemoryError:  # a thread found none for its own call
+            row_squares(sums, squares)
+        return squares
 
 
 def _clip_rows(sums: Float32, norms: Float64, most: float) -> int:
