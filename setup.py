@@ -62,6 +62,7 @@ KERNELS = [
     "id_table",
     "initial_rows",
     "locked_calls",
+    "norms",
     "partition",
     "plain_batches",
     "row_keys",

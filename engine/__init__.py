@@ -15,6 +15,7 @@ _NAMES = {
     "penstock.api.activations.coo": "CooIds",
     "penstock.api.activations.deduplication": "DeduplicationData",
     "penstock.checkpoint.versions": "tag",
+    "penstock.model.config.clipping": "Clip Limit",
     "penstock.model.config.dynamic": "Dynamic",
     "penstock.model.config.embedding": "EmbeddingConfig",
     "penstock.model.config.engine_config_pb2": "EngineConfig",

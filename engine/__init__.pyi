@@ -12,6 +12,8 @@ from penstock.contrib.accumulators import SparseGradient as SparseGradient
 from penstock.api.activations.coo import CooIds as CooIds
 from penstock.api.activations.deduplication import DeduplicationData as DeduplicationData
 from penstock.checkpoint.versions import tag as tag
+from penstock.model.config.clipping import Clip as Clip
+from penstock.model.config.clipping import Limit as Limit
 from penstock.model.config.dynamic import Dynamic as Dynamic
 from penstock.model.config.embedding import EmbeddingConfig as EmbeddingConfig
 from penstock.model.config.engine_config_pb2 import EngineConfig as EngineConfig

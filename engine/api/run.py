@@ -275,4 +275,5 @@ class SourceRun:
                 skipped=self._num_skipped,
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),
+                **core.norm_reports(),
             )

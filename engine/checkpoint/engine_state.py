@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.ledger import Ledger
-from penstock.checkpoint.manifests import CLOCK_OFFSET, VECTORS
+from penstock.checkpoint.manifests import CLOCK_OFFSET, NORMS, VECTORS
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.table_changes import TABLE_CHANGES, described, states_of
 from penstock.core.engine_core import EngineCore
@@ -34,6 +34,7 @@ def describe(core: EngineCore, ledger: Ledger) -> CommitContents:
         "counters": ledger.totals.get_state(),
         "gate": core.gate.get_state(),
         **({} if core.turns is None else {"turns": core.turns.get_state()}),
+        **({} if core.limits is None else {NORMS: core.limits.get_state()}),
         "pipeline": core.pipeline.get_state(),
         "config": encoded(core.config),
         "python": _only_in_python(core.config),

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.base.errors import PenstockError, StateError
 
 VECTORS = "vectors"  # table → path and digest of the file that it starts from
+NORMS = "norms"  # of the last frames of each contributor
 CLOCK_OFFSET = "clock_offset"
 # Of rounds, once the gate has dropped its frames.
 NO_TURNS: dict[str, Any] = {"taken": 0, "early": 0, "next": [], "rates": []}
@@ -64,7 +65,8 @@ _COUNTERS = {
     "not_finite": int,
     "first_not_finite": str,
     "dropped": {str: int},
-    "late?": int,
+    **dict.fromkeys(["late?", "clipped_steps?", "clipped_rows?"], int),
+    "limited?": {str: int},
 }
 _MANIFEST = {
     KEY: int,
@@ -81,6 +83,7 @@ _MANIFEST = {
     "rounds?": {"ahead": int},
     f"{VECTORS}?": {str: [str]},
     "turns?": {"taken": int, "early": int, "next": [list], "rates": [list], "absent": {str: int}},
+    f"{NORMS}?": [list],
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),

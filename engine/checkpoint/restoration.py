@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.base.errors import CapacityError, ConfigError, StateError, UsageError, listed
 from penstock.checkpoint.arrays import rows_of
-from penstock.checkpoint.manifests import CLOCK_OFFSET, VECTORS, num_pending, trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, NORMS, VECTORS, num_pending, trusting
 from penstock.checkpoint.parts import check_complete, directories_of, files_for
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.store import Commit, Folder
@@ -241,6 +241,8 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     if core.turns is not None and GatePolicy.from_state(contents).workers == core.policy.workers:
         core.turns.set_state(contents["turns"], _early_frames(core, folder, commit, changed))
     core.freshness.restored(None if core.num_pending else core.pipeline.time)
+    if core.limits is not None:
+        core.limits.set_state(contents.get(NORMS, []))
     core.changed_step = int(contents["changed_step"])
     core.set_clock_offset(contents[CLOCK_OFFSET])
     lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}

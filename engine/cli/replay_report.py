@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.base.errors import MOST_LISTED
 from penstock.cli.output import Output, cache_texts, count, frames_text, input_text, keys_texts, place_text
-from penstock.model.stats import FROZEN, Report, TableReport
+from penstock.model.stats import FROZEN, NORM_LIMIT, Report, TableReport
 
 
 def _ids_text(table: TableReport) -> str:
@@ -49,7 +49,9 @@ def say_end(
 ) -> None:
     """Print what a replay wrote, and its result. files : of ``--out``; shown : pages; more : fields of the result"""
     if quarantine is not None:
-        num_bad = sum(n for reason, n in report.dropped.items() if not reason.startswith(FROZEN))
+        num_bad = sum(
+            n for reason, n in report.dropped.items() if reason != NORM_LIMIT and not reason.startswith(FROZEN)
+        )
         out.say(f"wrote     {quarantine}: {count(num_bad)} bad rows")
     if args.deltas is not None:
         out.say(f"wrote     {place_text(args.deltas)}: the deltas up to step {count(report.global_step)}")

@@ -33,7 +33,7 @@ from penstock.model.config.tables import FromFile
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.learning_rates import LearningRates
 from penstock.model.options import OneReaderOptions, ReadingOptions
-from penstock.model.stats import FROZEN, Counters, too_stale
+from penstock.model.stats import FROZEN, NORM_LIMIT, Counters, too_stale
 from penstock.model.workers import frame_in_rounds
 from penstock.pyx.keys.directory import directory_bytes
 from penstock.rows.initial_vectors import open_vectors
@@ -199,6 +199,8 @@ class SourceCheck:
             for reason, number in self.counters.dropped.items()
             if reason.startswith(FROZEN)
         ]
+        if number := self.counters.dropped[NORM_LIMIT]:
+            self.dropped.append(f"{count(number)} rows of frames beyond the limit of their contributor")
 
     def say(self, out: Output) -> None:
         counters = self.counters
@@ -260,7 +262,8 @@ def walk(
         total.steps += 1
 
     specs = config.tables if pipeline is not None else ()
-    trial, names = TrialGate(policy, pipeline, on_open, specs), policy.names_of_sources(len(checks))
+    limit = config.limit if pipeline is not None else None
+    trial, names = TrialGate(policy, pipeline, on_open, specs, limit), policy.names_of_sources(len(checks))
     gate = trial.gate
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, policy.merge(args.merge))) as numbered:

@@ -20,10 +20,13 @@ from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
 from penstock.core.freshness import Freshness
+from penstock.core.frame_limits import FrameLimits
 from penstock.core.gate import Gate
+from penstock.core.gradient_norms import StepNorms
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.core.rounds import Rounds
+from penstock.model.config.clipping import check_no_norms
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import MAX_TIME, NO_FRAMES, Frame, FrameRun, Int64
 from penstock.model.frozen_tables import without_frozen
@@ -52,6 +55,7 @@ class EngineCore:
     is_shared : whether other processes read the rows
     counters : of frames that belong to no run
     freshness : of the frames that steps have applied
+    norms, limits : of gradients; None: the configuration has none
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class EngineCore:
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         if self.turns is not None:
             self.gate.waits = self.turns.explain
-        # Native code counts no frame by its worker, or by how late it is.
-        self.counts_native = self.turns is None and not policy.max_staleness
+        self.limits = None if config.limit is None else FrameLimits(config.limit)
+        self.norms = None if config.clip is None and self.limits is None else StepNorms(config.clip, pipeline.team)
+        # Native code counts no frame by its worker, or by how late it is, and knows no norms.
+        self.counts_native = self.turns is None and not policy.max_staleness and self.norms is None
         self.set_clock_offset(0)
         self.pipeline = pipeline
 
@@ -111,6 +117,8 @@ class EngineCore:
                 run.next = max(run.next, pushed.stop)
                 return pushed
         frame = self.reduced(run.frame())
+        if self.limits is not None:
+            frame = frame.audited()
         push = self._push if self.turns is None else self._push_in_turn
         while (pushed := self.gate.change(self._guarded, push, run.alone(frame), context)) is None:
             frame = self.reduced(frame.audited())  # without the lock
@@ -207,6 +215,11 @@ class EngineCore:
                 run = run.alone(frame.audited())  # before it is counted as stale: a rejected frame is not counted
             else:
                 self.check_ready()
+                if self.limits is not None:
+                    frame = self.limits.judge(frame)
+                    run = run.alone(frame)
+                    if self.limits.leaves_out:
+                        return self._left_out(run, context)
                 if gate.is_due(1):
                     # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
                     gate.check_may_open()
@@ -227,6 +240,8 @@ class EngineCore:
             gate.count_stale(frame.local_step, frame.contributor)
         else:
             frame = self._added(frame)
+            if self.limits is not None:
+                self.limits.took(context.counters)
             gate.count_contribution(frame.contributor, frame.local_step)
             context.counters.late += frame.local_step is not None and frame.local_step < gate.global_step
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
@@ -236,6 +251,16 @@ class EngineCore:
             except CapacityError as error:
                 pushed.full = error  # the frame is in the gate, which did not open
         context.counters.count(frame, not is_stale)
+        self._notify(pushed)
+        return pushed
+
+    def _left_out(self, run: FrameRun, context: Context) -> Pushed:
+        """Count the frame of a run of one, which its contributor's limit leaves out: the gate does not."""
+        assert self.limits is not None
+        assert run.only is not None
+        self.limits.took(context.counters)
+        context.counters.count(run.only)
+        pushed = Pushed(run, 0, 1, context)
         self._notify(pushed)
         return pushed
 
@@ -275,6 +300,8 @@ class EngineCore:
             rounds.warn_of_second(frame, turn)
         else:
             self.check_ready()
+            if self.limits is not None:
+                frame = self.limits.judge(frame)
             enters = rounds.is_next(worker, turn)
             if enters:
                 try:
@@ -288,6 +315,8 @@ class EngineCore:
                 if frame.audit is not None:
                     return None
                 rounds.wait(worker, turn, frame)
+            if self.limits is not None:
+                self.limits.took(context.counters)
         pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
         context.counters.count(frame, not is_stale)
         self._notify(pushed)
@@ -431,6 +460,11 @@ class EngineCore:
             caches = self.tables.cache_reports()
         distinct = {name: None if name in keys else store.accumulator.num_distinct for name, store in stores}
         return {n: TableReport(store.num_rows, distinct[n], keys.get(n), caches.get(n)) for n, store in stores}
+
+    def norm_reports(self) -> dict[str, Any]:
+        """Return the norms that a Report and metrics have; nothing if the configuration has none. Under the lock"""
+        of_tables = {} if self.norms is None else {"gradient_norms": dict(self.norms.of_tables)}
+        return of_tables if self.limits is None else {**of_tables, "contributor_norms": self.limits.medians()}
 
     # ---- tables
 
@@ -596,6 +630,8 @@ class EngineCore:
             clock = step - self.clock_offset
             dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
         coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
+        if self.norms is not None:
+            self.norms.clip(coalesced, counters)
         for observer in reversed(self.observers):
             observer.before_step(coalesced)
         began_s = time.perf_counter()
@@ -664,6 +700,10 @@ def create_core(
     """Return the core of an engine: another one where the mesh of its tables spans processes."""
     if policy.workers is not None and tables.held.is_share:
         raise ConfigError("rounds: an engine with a share of the rows takes the frames of its job; use one engine")
+    if tables.held.is_share:
+        check_no_norms(config.clip, config.limit, "an engine with a share of the rows")
+    if tables.processes is not None:
+        check_no_norms(config.clip, config.limit, "a mesh of several processes")
     mean = reduction == "mean"
     stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:

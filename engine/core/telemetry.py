@@ -48,6 +48,8 @@ class MetricsSnapshot:
     early: Mapping[str, int] = field(default_factory=dict)
     waited_s: float = 0.0
     last_rates: tuple[float, ...] = ()
+    gradient_norms: Mapping[str, float] = field(default_factory=dict)
+    contributor_norms: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, TableReport]
     updated: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from penstock.core.frame_limits import FrameLimits
 from penstock.core.gate import Gate
 from penstock.core.pipeline import BadRowsError, Pipeline
 from penstock.core.rounds import Rounds
+from penstock.model.config.clipping import Limit
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Frame
 from penstock.model.frozen_tables import frozen_tables, without_frozen
 from penstock.model.gate_policy import GatePolicy
+from penstock.model.stats import Counters
 
 
 class TrialGate:
@@ -18,6 +21,7 @@ class TrialGate:
 
     pipeline : sums the frames between two openings; None: nothing does
     on_open : called at every opening, before the sums are dropped
+    limit : of the frames of contributors; it needs a pipeline
 
     turn : the step that takes the last frame that was admitted
     """
@@ -28,8 +32,10 @@ class TrialGate:
         pipeline: Pipeline | None,
         on_open: Callable[[], object],
         specs: Sequence[TableSpec] = (),
+        limit: Limit | None = None,
     ) -> None:
         self._specs = specs
+        self._limits = None if limit is None or pipeline is None else FrameLimits(limit)
         self.gate = Gate(policy.num_required, max_staleness=policy.max_staleness)
         self.turns = None if policy.workers is None else Rounds(policy, self.gate)
         self.pipeline, self._on_open, self.turn = pipeline, on_open, 0
@@ -42,7 +48,8 @@ class TrialGate:
     def admit(self, frame: Frame) -> tuple[Frame, bool]:
         """Take one frame; ``open`` must follow. Returns it without bad rows, and whether it was admitted, or stale.
 
-        Raises InputError for a bad row, and for a frame that rounds or a frozen table refuse.
+        A frame that the limit leaves out counts as admitted. Raises InputError for a bad row, and for a frame that
+        rounds or a frozen table refuse.
         """
         worker, turn, is_stale = 0, self.gate.global_step, self.gate.is_stale(frame.local_step)
         if self.turns is not None:
@@ -53,21 +60,33 @@ class TrialGate:
                 frame = frame.audited()
             self.gate.count_stale(frame.local_step, frame.contributor, turn)
             return frame, False
+        if self._limits is not None:
+            frame = self._limits.judge(frame.audited())
+            if self._limits.leaves_out and self.turns is None:
+                self._limits.took(Counters())
+                return frame, True
+        admitted = self._enter(frame, worker, turn)
+        if self._limits is not None:
+            self._limits.took(Counters())
+        return admitted, True
+
+    def _enter(self, frame: Frame, worker: int, turn: int) -> Frame:
+        """Add a frame to the sums, or keep it until its turn. Returns it without bad rows, as it has entered."""
         self.turn = turn
         if self.turns is not None and not self.turns.is_next(worker, turn):
             frame = frame.audited()
             self.turns.wait(worker, turn, frame)
-            return frame, True
+            return frame
         try:
             if self.pipeline is not None:
                 self.pipeline.add(frame)
         except BadRowsError as error:
-            return self.admit(error.repaired(frame))
+            return self._enter(without_frozen(error.repaired(frame), frozen_tables(self._specs, turn)), worker, turn)
         if self.turns is None:
             self.gate.count_contribution(frame.contributor)
         else:
             self.turns.enter(worker, turn, frame)
-        return frame, True
+        return frame
 
     def open(self, early: bool = False) -> None:
         """Open the gate as often as it is due. early : then once more, if there is a frame"""

@@ -217,6 +217,14 @@ class Report:
         Frames applied although their step was behind (``max_staleness``).
     absent : mapping of str to int
         Of rounds, worker → steps that it had no frame for.
+    clipped_steps, clipped_rows : int
+        Steps whose gradients were scaled down to ``clip.global_norm``, and rows scaled down to ``clip.row_norm``.
+    limited : mapping of str to int
+        Contributor → frames whose norm exceeded its ``limit``; those left out count in ``dropped`` as ``norm_limit``.
+    gradient_norms : mapping of str to float
+        With ``clip`` or ``limit``, table → norm of its gradients in the last step, before they were scaled down.
+    contributor_norms : mapping of str to float
+        With ``limit``, contributor → median of the norms of its last frames.
 
     Examples
     --------
@@ -257,6 +265,11 @@ class Report:
     first_not_finite: str = ""
     late: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
+    clipped_steps: int = 0
+    clipped_rows: int = 0
+    limited: Mapping[str, int] = field(default_factory=dict)
+    gradient_norms: Mapping[str, float] = field(default_factory=dict)
+    contributor_norms: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.
@@ -311,6 +324,7 @@ def too_stale(stale_rows: int, rows: int, most: float | None) -> str | None:
 
 # A reason of dropped rows, before the name of their table.
 FROZEN = "frozen:"
+NORM_LIMIT = "norm_limit"  # a reason of dropped rows
 
 
 @dataclass
@@ -329,6 +343,9 @@ class Counters:
     not_finite: int = 0
     first_not_finite: str = ""
     late: int = 0
+    clipped_steps: int = 0
+    clipped_rows: int = 0
+    limited: Counter[Contributor] = field(default_factory=Counter)
 
     def count(self, frame: Frame, admitted: bool = True) -> None:
         """Count one frame. admitted : whether the gate admitted it; if not, it was stale"""
@@ -359,12 +376,12 @@ class Counters:
 
     def get_state(self) -> dict[str, Any]:
         """Return the counters as plain data."""
-        return {**vars(self), "dropped": dict(self.dropped)}
+        return {**vars(self), "dropped": dict(self.dropped), "limited": dict(self.limited)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Counters:
         """Return the counters of a ``get_state``. Raises KeyError or TypeError if the state is malformed."""
-        return cls(**{**state, "dropped": Counter(state["dropped"])})
+        return cls(**{**state, "dropped": Counter(state["dropped"]), "limited": Counter(state.get("limited", {}))})
 
     def notes(self, first_bad: Mapping[str, str]) -> tuple[str, ...]:
         """Return hints for the user, a sentence each. first_bad : reason → the first row dropped for it, if known"""

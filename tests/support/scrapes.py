@@ -15,7 +15,7 @@ from penstock.contrib.pages.http_server import TEXT
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second", "info")
-UNITS += ("producers", "streams", "connections", "calls")
+UNITS += ("producers", "streams", "connections", "calls", "norm")
 # Every number of the report, and the metric that says it; what is left says no number.
 METRIC_OF = {
     "rows": "penstock_rows_total",
@@ -42,6 +42,11 @@ METRIC_OF = {
     "device_problems": "penstock_device_problems_total",
     "not_finite": "penstock_not_finite_rows_total",
     "late": "penstock_late_frames_total",
+    "clipped_steps": "penstock_clipped_steps_total",
+    "clipped_rows": "penstock_clipped_rows_total",
+    "limited": "penstock_limited_frames_total",
+    "gradient_norms": "penstock_table_gradient_norm",
+    "contributor_norms": "penstock_contributor_norm",
     "absent": "penstock_absent_steps_total",
 }
 # Every number of the keys of a dynamic table, and its metric.

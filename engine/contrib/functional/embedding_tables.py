@@ -19,6 +19,7 @@ from penstock.api.activations.exchange import deduplicated
 from penstock.api.activations.nesting import features_of, leaves, structure_for
 from penstock.base.errors import UsageError, UsageTypeError, listed
 from penstock.base.threads import ThreadTeam
+from penstock.model.config.clipping import check_no_norms
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.config.features import flatten, pack
 from penstock.model.config.id_ranges import valid_ids
@@ -107,6 +108,7 @@ class EmbeddingTables:
         halves: bool = True,
     ) -> None:
         features_of(config)
+        check_no_norms(config.clip, config.limit, "penstock.functional")
         self.config, self.mesh = config, local_mesh() if mesh is None else mesh
         if self.mesh.is_multi_process:
             raise UsageError("a mesh over several processes: EmbeddingTables needs one whose devices are all local")

@@ -206,6 +206,7 @@ class Metrics(MetricsCollector):
                 late=gate.late,
                 **({} if core.turns is None else core.turns.measures()),
                 last_rates=core.last_rates or (),
+                **core.norm_reports(),
                 tables=core.table_reports(expired_waiting),
                 updated=watch.updated.copy(),
                 num_steps=watch.num_steps,
@@ -285,6 +286,12 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Counter("penstock_rolled_back_frames_total", "frames dropped from the gate by rollbacks", counted.rolled_back)
     not_finite = "rows whose weights or slots an update made infinite or NaN"
     yield Counter("penstock_not_finite_rows_total", not_finite, counted.not_finite)
+    clipped = "steps whose gradients were scaled down to clip.global_norm"
+    yield Counter("penstock_clipped_steps_total", clipped, counted.clipped_steps)
+    clipped = "rows of gradients that were scaled down to clip.row_norm"
+    yield Counter("penstock_clipped_rows_total", clipped, counted.clipped_rows)
+    limited = "frames whose norm exceeded the limit of their contributor"
+    yield labelled("penstock_limited_frames_total", Counter, limited, "contributor", counted.limited)
     skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)
@@ -308,6 +315,10 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_round_wait_seconds", "rounds: how long a step has waited for a worker", snapshot.waited_s)
     rates = dict(enumerate(snapshot.last_rates))
     yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
+    norm = "norm of the gradients of the last step, before they were scaled down; with clip or limit"
+    yield labelled("penstock_table_gradient_norm", Gauge, norm, "table", snapshot.gradient_norms)
+    norm = "median of the norms of the last 100 frames; with limit"
+    yield labelled("penstock_contributor_norm", Gauge, norm, "contributor", snapshot.contributor_norms)
 
 
 def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:

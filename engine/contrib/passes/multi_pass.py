@@ -37,6 +37,7 @@ from penstock.contrib.shares.mapped_rows import mapped_tables
 from penstock.contrib.shares.part_deltas import merged
 from penstock.io.delta_sink import is_stream, open_deltas
 from penstock.io.sources.opening import read_once
+from penstock.model.config.clipping import check_no_norms
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frozen_tables import check_no_until_step
 from penstock.model.options import (
@@ -79,6 +80,7 @@ class MultiPass:
         if config.gate_policy.workers is not None:
             raise ConfigError("gate.rounds: a replay in passes takes frames in the order of the sources; use replay")
         check_no_until_step(config.tables, "a replay in passes")
+        check_no_norms(config.clip, config.limit, "a replay in passes")
         check_no_version(options.checkpoint)
         self._folder = Folder(options.checkpoint)
         if not isinstance(self._folder.path, Path):

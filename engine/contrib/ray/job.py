@@ -27,6 +27,7 @@ from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.opening import expanded
+from penstock.model.config.clipping import check_no_norms
 from penstock.model.frozen_tables import check_no_until_step
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import LearningRates
@@ -92,6 +93,7 @@ class Job:
         if not sources:
             raise UsageError("sources: give at least one")
         check_no_until_step(config.tables, "a job")
+        check_no_norms(config.clip, config.limit, "a job")
         whole("shares", options.shares, 1)
         readers = min(len(sources), options.shares if options.readers is None else options.readers)
         whole("readers", readers, 1)

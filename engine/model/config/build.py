@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from penstock.base.errors import ConfigError, UsageError
+from penstock.model.config.clipping import Clip, Limit, write_norms
 from penstock.model.config.dynamic import write_dynamic
 from penstock.model.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
 from penstock.model.config.lint.source_text import numbers_of
@@ -211,13 +212,16 @@ def write_settings(
     columns: Mapping[str, str] | None,
     workers: Any,
     max_staleness: Any,
+    clip: Clip | None,
+    limit: Limit | None,
 ) -> None:
-    """Write the settings of the gate and of a stream's columns to ``message``, if there are any."""
+    """Write the settings of the gate, of norms and of a stream's columns to ``message``, if there are any."""
     columns = {} if columns is None else columns
     if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
         raise ConfigError(f"columns must be a mapping role → name, got {columns!r:.100}")
     for role, name in columns.items():
         message.columns.add(role=role, name=name)
+    write_norms(message, clip, limit)
     if num_required is not None:
         if not isinstance(num_required, int) or not 1 <= num_required < 2**31:
             raise ConfigError(f"num_required must be an int of at least 1, got {num_required!r}")

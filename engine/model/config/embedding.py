@@ -21,6 +21,7 @@ from penstock.base.html_tables import html_table
 from penstock.model.config import text_format
 from penstock.model.config.build import build_tables, write_settings
 from penstock.model.config.build_features import Strategy, build_features
+from penstock.model.config.clipping import Clip, Limit, clip_of, limit_of
 from penstock.model.config.engine_config_pb2 import DynamicSettings, EngineConfig, GateSettings
 from penstock.model.config.features import FeatureConfig
 from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
@@ -198,6 +199,8 @@ class EmbeddingConfig:
         columns: Mapping[str, str] | None = None,
         workers: int | Sequence[str] | None = None,
         max_staleness: int | None = None,
+        clip: Clip | None = None,
+        limit: Limit | None = None,
     ) -> EmbeddingConfig:
         """Convert Python classes as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` does.
 
@@ -230,6 +233,8 @@ class EmbeddingConfig:
             Role → name of a column, for streams with other names; ``columns`` of a run take precedence.
         workers, max_staleness
             Of the gate, as for ``Engine``; settings of penstock's.
+        clip, limit : Clip or None, Limit or None
+            Norms of the gradients of a step, and of a frame; settings of penstock's.
 
         Returns
         -------
@@ -269,7 +274,7 @@ class EmbeddingConfig:
             raise ConfigError(f"num_replicas is {num_replicas}, but num_replicas_in_sync {replicas}; give one of them")
         strategy = Strategy(num_hosts, replicas, num_cores_per_replica, pipeline_execution_with_tensor_core)
         message, part = build_features(feature_config, optimizer, batch, per_replica_input_shapes, strategy)
-        write_settings(message, num_required, reduction, columns, workers, max_staleness)
+        write_settings(message, num_required, reduction, columns, workers, max_staleness, clip, limit)
         return cls(message, part)
 
     @classmethod
@@ -283,6 +288,8 @@ class EmbeddingConfig:
         columns: Mapping[str, str] | None = None,
         workers: int | Sequence[str] | None = None,
         max_staleness: int | None = None,
+        clip: Clip | None = None,
+        limit: Limit | None = None,
     ) -> EmbeddingConfig:
         """Convert Python classes without features, which suffices for row streams.
 
@@ -300,6 +307,8 @@ class EmbeddingConfig:
             Role → name of a column, for streams with other names; ``columns`` of a run take precedence.
         workers, max_staleness
             Of the gate, as for ``Engine``; settings of penstock's.
+        clip, limit : Clip or None, Limit or None
+            Norms of the gradients of a step, and of a frame; settings of penstock's.
 
         Returns
         -------
@@ -325,12 +334,12 @@ class EmbeddingConfig:
         0.05
         """
         message, part = build_tables(tables, optimizer)
-        write_settings(message, num_required, reduction, columns, workers, max_staleness)
+        write_settings(message, num_required, reduction, columns, workers, max_staleness, clip, limit)
         validate(message)
         return cls(message, part)
 
     def to_proto(self) -> TPUEmbeddingConfiguration:
-        """Return TensorFlow's message unchanged, without initializers, initial slot values, combiners and the gate.
+        """Return TensorFlow's message unchanged, without initializers, initial slot values, combiners, gate and norms.
 
         Returns
         -------
@@ -551,6 +560,16 @@ class EmbeddingConfig:
     def gate_reduction(self) -> str | None:
         """ "mean" or "sum"; None if the configuration does not specify it."""
         return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
+
+    @property
+    def clip(self) -> Clip | None:
+        """The norms that the gradients of a step are scaled down to; None if there are none."""
+        return clip_of(self._message)
+
+    @property
+    def limit(self) -> Limit | None:
+        """What becomes of frames whose norm is unusual for their contributor; None: nothing."""
+        return limit_of(self._message)
 
     @property
     def columns(self) -> dict[str, str]:

@@ -261,6 +261,28 @@ class GateSettings(_message.Message):
     rounds: GateSettings.Rounds
     def __init__(self, num_required: _Optional[int] = ..., reduction: _Optional[_Union[GateSettings.Reduction, str]] = ..., max_staleness: _Optional[int] = ..., rounds: _Optional[_Union[GateSettings.Rounds, _Mapping[str, object]]] = ...) -> None: ...
 
+class ClipSettings(_message.Message):
+    __slots__ = ("global_norm", "row_norm")
+    GLOBAL_NORM_FIELD_NUMBER: _ClassVar[int]
+    ROW_NORM_FIELD_NUMBER: _ClassVar[int]
+    global_norm: float
+    row_norm: float
+    def __init__(self, global_norm: _Optional[float] = ..., row_norm: _Optional[float] = ...) -> None: ...
+
+class LimitSettings(_message.Message):
+    __slots__ = ("contributor_norm", "action")
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CLIP: _ClassVar[LimitSettings.Action]
+        QUARANTINE: _ClassVar[LimitSettings.Action]
+    CLIP: LimitSettings.Action
+    QUARANTINE: LimitSettings.Action
+    CONTRIBUTOR_NORM_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    contributor_norm: float
+    action: LimitSettings.Action
+    def __init__(self, contributor_norm: _Optional[float] = ..., action: _Optional[_Union[LimitSettings.Action, str]] = ...) -> None: ...
+
 class ColumnSettings(_message.Message):
     __slots__ = ("role", "name")
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -270,15 +292,19 @@ class ColumnSettings(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
-    __slots__ = ("tpu_embedding_configuration", "table", "feature", "gate", "columns")
+    __slots__ = ("tpu_embedding_configuration", "table", "feature", "gate", "columns", "clip", "limit")
     TPU_EMBEDDING_CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     FEATURE_FIELD_NUMBER: _ClassVar[int]
     GATE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     tpu_embedding_configuration: _tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration
     table: _containers.RepeatedCompositeFieldContainer[TableSettings]
     feature: _containers.RepeatedCompositeFieldContainer[FeatureSettings]
     gate: GateSettings
     columns: _containers.RepeatedCompositeFieldContainer[ColumnSettings]
-    def __init__(self, tpu_embedding_configuration: _Optional[_Union[_tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration, _Mapping[str, object]]] = ..., table: _Optional[_Iterable[_Union[TableSettings, _Mapping[str, object]]]] = ..., feature: _Optional[_Iterable[_Union[FeatureSettings, _Mapping[str, object]]]] = ..., gate: _Optional[_Union[GateSettings, _Mapping[str, object]]] = ..., columns: _Optional[_Iterable[_Union[ColumnSettings, _Mapping[str, object]]]] = ...) -> None: ...
+    clip: ClipSettings
+    limit: LimitSettings
+    def __init__(self, tpu_embedding_configuration: _Optional[_Union[_tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration, _Mapping[str, object]]] = ..., table: _Optional[_Iterable[_Union[TableSettings, _Mapping[str, object]]]] = ..., feature: _Optional[_Iterable[_Union[FeatureSettings, _Mapping[str, object]]]] = ..., gate: _Optional[_Union[GateSettings, _Mapping[str, object]]] = ..., columns: _Optional[_Iterable[_Union[ColumnSettings, _Mapping[str, object]]]] = ..., clip: _Optional[_Union[ClipSettings, _Mapping[str, object]]] = ..., limit: _Optional[_Union[LimitSettings, _Mapping[str, object]]] = ...) -> None: ...

@@ -11,7 +11,7 @@ from device_table import addresses
 from jax.sharding import PartitionSpec as P
 
 import penstock as ps
-from penstock.base.errors import UsageError
+from penstock.base.errors import ConfigError, UsageError
 from penstock.contrib.functional.embedding_tables import EmbeddingTables
 from penstock.rows.bridge import apply, functional_table, gather
 
@@ -277,3 +277,12 @@ def test_a_frozen_table_keeps_its_rows_and_starts_from_vectors(mesh_of, tmp_path
 def test_other_frozen_tables_need_an_engine(mesh_of, frozen, problem):
     with pytest.raises(UsageError, match=f"table 't': {problem} .*; send its gradients to an Engine"):
         EmbeddingTables(config_of(trainable=False, **frozen), mesh_of(1))
+
+
+@pytest.mark.parametrize(("name", "setting"), [("clip", ps.Clip(1.0)), ("limit", ps.Limit(2.0))])
+def test_norms_of_gradients_need_an_engine(mesh_of, name, setting):
+    tables = [ps.TableConfig(ROWS, DIM, name="t", optimizer=ps.SGD(0.1))]
+    features = {"a": ps.FeatureConfig(tables[0], name="a")}
+    config = ps.EmbeddingConfig.from_features(features, BATCH, **{name: setting})
+    with pytest.raises(ConfigError, match=f"{name}: penstock\\.functional knows no norms of gradients"):
+        EmbeddingTables(config, mesh_of(1))

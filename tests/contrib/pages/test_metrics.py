@@ -119,8 +119,12 @@ def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_p
     rounds.apply(frame, local_step=2, contributor="rank-1", learning_rates=[0.1])
     for _ in range(2):
         bounded.apply(frame, local_step=0, learning_rates=[0.1], time=5)  # the second one is late
+    table = ps.TableConfig(8, 2, name="user", optimizer=ps.SGD(0.1))
+    limited = ps.Engine(ps.EmbeddingConfig.from_tables([table], limit=ps.Limit(2.0)))
+    for gradient in [1.0] * 100 + [9.0]:
+        limited.apply({"user": ([1], [[gradient, gradient]])}, contributor="rank-0")
     found = described(Metrics(engine).text())
-    for other in (rounds, bounded):
+    for other in (rounds, bounded, limited):
         for name, (kind, labels) in described(Metrics(other).text()).items():
             found[name] = kind, labels | found[name][1]
     assert found == documented()

@@ -10,8 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.base.errors import ConfigError
+from penstock.model.config.clipping import norms_of, problems
 from penstock.model.config.dynamic import read_dynamic
-from penstock.model.config.engine_config_pb2 import EngineConfig, FeatureSettings, GateSettings, TableSettings
+from penstock.model.config.engine_config_pb2 import (
+    ClipSettings,
+    EngineConfig,
+    FeatureSettings,
+    GateSettings,
+    LimitSettings,
+    TableSettings,
+)
 from penstock.model.config.lint.findings import Finding, Nearest, Subject, near
 from penstock.model.config.placement import read_placement
 from penstock.model.config.proto_views import TableMessage, set_numbers
@@ -29,6 +37,10 @@ def broken_settings(message: EngineConfig, tables: Sequence[TableMessage]) -> It
     yield from _feature_settings(message)
     yield from _gate(message.gate)
     yield from _columns(message)
+    if message.HasField("clip"):
+        yield from _clip(message.clip)
+    if message.HasField("limit"):
+        yield from _limit(message.limit)
 
 
 def _gate(message: GateSettings) -> Iterator[Finding]:
@@ -51,6 +63,23 @@ def _gate(message: GateSettings) -> Iterator[Finding]:
         yield subject.finding("PS020", "names", "a name is empty or given twice", "give each worker one name")
     if rounds.HasField("ahead"):
         yield from subject.below("PS020", rounds, "ahead", 1, "it must be at least 1")
+
+
+def _clip(message: ClipSettings) -> Iterator[Finding]:
+    clip, given = Subject("clip", "clip"), norms_of(message)
+    if not given:
+        yield clip.finding("PS027", "", "has neither global_norm nor row_norm", "give a number above 0")
+    for name, problem in problems(given):
+        yield clip.finding("PS027", name, f"{name} is {problem}", "it must be a finite number above 0")
+
+
+def _limit(message: LimitSettings) -> Iterator[Finding]:
+    limit, given, fix = Subject("limit", "limit"), norms_of(message), "it must be a finite number of at least 1"
+    if not given:
+        yield limit.finding("PS027", "", "has no contributor_norm", "give a number of at least 1")
+    for name, problem in problems(given, least=1):
+        yield limit.finding("PS027", name, f"{name} is {problem}", fix)
+    yield from limit.unknown(message, "action", "use CLIP or QUARANTINE")
 
 
 def _columns(message: EngineConfig) -> Iterator[Finding]:
