@@ -19,8 +19,8 @@ from penstock.base.errors import CapacityError, ConfigError, InputError, Penstoc
 from penstock.base.events import report
 from penstock.base.integrations import PROCESSES
 from penstock.base.threads import ThreadTeam
-from penstock.core.freshness import Freshness
 from penstock.core.frame_limits import FrameLimits
+from penstock.core.freshness import Freshness
 from penstock.core.gate import Gate
 from penstock.core.gradient_norms import StepNorms
 from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
