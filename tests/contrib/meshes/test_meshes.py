@@ -47,14 +47,14 @@ def oracle(name, steps, mean):
     """Return the parts of a table after steps; each step has the frames of every process."""
     rule = ps.Engine(jobs.config_of()).config.table(name).rule
     parts = list(initial_state()[name].values())
-    for frames in steps:
+    for step, frames in enumerate(steps):
         frames = [[frame[name] for frame in process_frames if name in frame] for process_frames in frames]
         updates = [over_processes(frames, mean)]
         if name == "s":  # without gradient accumulation: one update per frame
             updates = [over_processes([[frame]], False) for process_frames in frames for frame in process_frames]
         for ids, grads in updates:
             if len(ids) or rule.non_lazy:
-                lr = 0.05 if name in "mn" else 0.1  # as in jobs.config_of
+                lr = rule.rate_at(0.05 if name in "mn" else 0.1, step)  # as in jobs.config_of
                 parts = stepped(rule, lr, parts, ids, grads.reshape(len(ids), parts[0].shape[1]))
     return parts
 
