@@ -111,6 +111,7 @@ class Job:
         for process in [*self.workers, self.service]:
             if process.poll() is None:
                 self.kill(process)
+            process.stdout.close()
 
 
 def run_case(case, port):
