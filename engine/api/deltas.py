@@ -19,7 +19,7 @@ from penstock.base.validation import INT64_MAX, whole
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core.engine_core import EngineCore
 from penstock.core.freshness import DELTA
-from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.observers import ALL_UNSEEN, EVERY_STEP, Pushed, StepObserver, Stepped, Unseen
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.model.frames import Int64
 from penstock.model.options import DeltaOptions, RunOptions, options_of
@@ -190,16 +190,16 @@ class Deltas(StepObserver):
 
     # ---- StepObserver
 
-    def limit(self) -> Limit:
+    def most_unseen(self) -> Unseen:
         """Return the steps and changes up to the next delta."""
         if self._delta is not None or self._seconds == 0:
             return EVERY_STEP
-        steps, changes = NO_LIMIT
+        steps, changes = ALL_UNSEEN
         if self._steps is not None:
             steps = (self._emitted_step // self._steps + 1) * self._steps - self._core.global_step
         if self._rows is not None:
             changes = self._rows - self.num_changes
-        return Limit(steps, changes)
+        return Unseen(steps, changes)
 
     def before_step(self, coalesced: Stepped) -> None:
         self.before_load()

@@ -18,7 +18,7 @@ from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core.engine_core import EngineCore
 from penstock.core.freshness import ROW
-from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.observers import ALL_UNSEEN, Pushed, StepObserver, Stepped, Unseen
 from penstock.model.config.specs import TableSpec
 from penstock.model.frames import Float32, Int64
 from penstock.model.version import LookupResult, Version
@@ -119,9 +119,9 @@ class LiveReads(StepObserver):
 
     # ---- the core's steps and loads
 
-    def limit(self) -> Limit:
+    def most_unseen(self) -> Unseen:
         """Return any number: steps in native code begin and end in the same words (``HostTables.note_steps``)."""
-        return NO_LIMIT
+        return ALL_UNSEEN
 
     def before_step(self, coalesced: Stepped) -> None:
         self._words.begin()

@@ -21,7 +21,7 @@ from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.observers import ALL_UNSEEN, EVERY_STEP, Pushed, StepObserver, Stepped, Unseen
 from penstock.model.frames import Float32, Int64
 from penstock.model.options import KEEP
 
@@ -163,9 +163,9 @@ class Saver(StepObserver):
         # ``advance`` need not copy these rows any more, so this time counts against its fraction.
         self._spent_s += time.perf_counter() - began
 
-    def limit(self) -> Limit:
+    def most_unseen(self) -> Unseen:
         """Return none while a commit is in flight: every step copies its pending rows first."""
-        return EVERY_STEP if self.is_busy else NO_LIMIT
+        return EVERY_STEP if self.is_busy else ALL_UNSEEN
 
     def pushed(self, pushed: Pushed) -> None:
         """Mark rows as dirty."""

@@ -24,7 +24,7 @@ from penstock.checkpoint.table_changes import TableChange, described
 from penstock.checkpoint.versions import NamedCommit, check_no_version, make_tag
 from penstock.core.engine_core import EngineCore
 from penstock.core.freshness import COMMIT
-from penstock.core.observers import NO_LIMIT, Limit, Pushed, StepObserver
+from penstock.core.observers import ALL_UNSEEN, Pushed, StepObserver, Unseen
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import DELTAS, OpenDeltas, RunFiles
 from penstock.model.config.specs import TableSpec
@@ -120,8 +120,8 @@ class CheckpointSession(StepObserver):
             for run in self._runs:
                 run.positions.lineage = positions.lineage
 
-    def limit(self) -> Limit:
-        return Limit(min([run.most_unseen for run in self._runs])) if self._runs else NO_LIMIT
+    def most_unseen(self) -> Unseen:
+        return Unseen(min([run.most_unseen for run in self._runs])) if self._runs else ALL_UNSEEN
 
     def _stores(self, run: RunCommits) -> bool:
         """Return whether commits store the position of this run, and not of another one."""

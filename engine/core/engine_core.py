@@ -23,7 +23,7 @@ from penstock.core.frame_limits import FrameLimits
 from penstock.core.freshness import Freshness
 from penstock.core.gate import Gate
 from penstock.core.gradient_norms import StepNorms
-from penstock.core.observers import NO_LIMIT, Context, Pushed, StepObserver
+from penstock.core.observers import ALL_UNSEEN, Context, Pushed, StepObserver
 from penstock.core.pipeline import BadRowsError, Pipeline, store_of
 from penstock.core.rounds import Rounds
 from penstock.model.config.clipping import check_no_norms
@@ -165,11 +165,11 @@ class EngineCore:
         gate, pipeline, native, values = self.gate, self.pipeline, self._native(run.table), context.rates.constant
         if native is None or values is None or gate.is_due():
             return None
-        most_steps, most_changes = NO_LIMIT
+        most_steps, most_changes = ALL_UNSEEN
         if self.tables.next_thaw is not None:
             most_steps = self.tables.next_thaw - gate.global_step
         for observer in self.observers:
-            steps, changes = observer.limit()
+            steps, changes = observer.most_unseen()
             most_steps, most_changes = min(most_steps, steps), min(most_changes, changes)
         if min(context.most, most_steps, most_changes) <= 0:
             return None

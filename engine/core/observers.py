@@ -17,14 +17,14 @@ from penstock.pyx.frame_steps import FrameSteps
 Stepped = Mapping[str, Sequence[Coalesced]]
 
 
-class Limit(NamedTuple):
+class Unseen(NamedTuple):
     """How many steps, and changes of rows, may come before an observer has to see a step begin."""
 
     steps: int = INT64_MAX
     changes: int = INT64_MAX
 
 
-NO_LIMIT, EVERY_STEP = Limit(), Limit(0)
+ALL_UNSEEN, EVERY_STEP = Unseen(), Unseen(0)
 
 
 @dataclass(eq=False)  # not frozen: as Frame
@@ -92,7 +92,7 @@ class StepObserver:
 
     needs_all_rows = False  # that a step changes, not only those of this process's frames
 
-    def limit(self) -> Limit:
+    def most_unseen(self) -> Unseen:
         """Return how many steps may come without ``before_step``, in native code."""
         return EVERY_STEP
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core.freshness import Ages
 from penstock.core.gate import Gate
-from penstock.core.observers import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
+from penstock.core.observers import ALL_UNSEEN, EVERY_STEP, Pushed, StepObserver, Stepped, Unseen
 from penstock.core.sampling import Moment, Probe
 from penstock.model.stats import Counters, Stale, TableReport
 from penstock.rows.table_set import TableSet
@@ -146,8 +146,8 @@ class Telemetry(StepObserver):
         """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
         return _Timed(self, stage)
 
-    def limit(self) -> Limit:
-        return NO_LIMIT if self.probe is None and self.tracer is None else EVERY_STEP
+    def most_unseen(self) -> Unseen:
+        return ALL_UNSEEN if self.probe is None and self.tracer is None else EVERY_STEP
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:

@@ -7,7 +7,7 @@ import pytest
 from engines import engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.core.observers import EVERY_STEP, NO_LIMIT, StepObserver
+from penstock.core.observers import ALL_UNSEEN, EVERY_STEP, StepObserver
 
 
 def apply(engine, ids, local_step=None):
@@ -107,7 +107,7 @@ class Failing(StepObserver):
         raise RuntimeError("no memory")
 
 
-@pytest.mark.parametrize("limit", [NO_LIMIT, EVERY_STEP])  # in native code, or not
+@pytest.mark.parametrize("limit", [ALL_UNSEEN, EVERY_STEP])  # in native code, or not
 def test_an_error_of_an_observer_fails_the_engine_once_a_frame_has_entered(limit):
     engine, observer = zeroed(engine_of()), Failing(limit)
     engine.gate.set_global_step(5)

@@ -21,7 +21,7 @@ from ipc import write
 
 import penstock as ps
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.core.observers import Limit, StepObserver
+from penstock.core.observers import StepObserver, Unseen
 
 ROWS, DIM, MOST_FRAMES = 12, 2, 10
 PLAIN = {"optimizer": ps.Adagrad(0.1)}
@@ -49,10 +49,10 @@ class Meddler(StepObserver):
         self.core, self.at, self.one_by_one = core, at, one_by_one
         core.observe(self)
 
-    def limit(self):
+    def most_unseen(self):
         if self.one_by_one:
-            return Limit(0)
-        return Limit() if self.at is None else Limit(self.at - self.core.global_step)
+            return Unseen(0)
+        return Unseen() if self.at is None else Unseen(self.at - self.core.global_step)
 
     def pushed(self, pushed):
         if self.core.global_step == self.at:
