@@ -1,7 +1,7 @@
 """A rank of a training job, as a process: ``python torch_rank.py ADDRESS RANK RANKS STEPS RENDEZVOUS OUT [KILL]``.
 
-It trains bags of a service next to a dense part under DDP over gloo, saves both every few steps, and continues from
-there when it starts again. RENDEZVOUS: a file that the ranks meet in; "": one rank without torch.distributed. KILL:
+It trains bags of a service next to a dense part under DDP over gloo. The first rank saves both every few steps, and all
+ranks continue from there when they start again. RENDEZVOUS: a file that the ranks meet in; "": one rank without torch.distributed. KILL:
 seconds after the first step after which it kills itself.
 """
 
@@ -35,18 +35,20 @@ def main(address, rank, ranks, steps, rendezvous, out, kill_after_s=""):
     model = torch.nn.Linear(DIM, 1)
     dense = torch.nn.parallel.DistributedDataParallel(model) if rendezvous else model
     opt = pt.Step(bag, torch.optim.SGD(model.parameters(), lr=0.01))
-    first, checkpoint = 0, out / f"rank-{rank}.pt"
+    first, checkpoint = 0, out / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         bag.load_state_dict(saved["bag"])
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["opt"])
         first = saved["next"]
+    if rendezvous:
+        distributed.barrier()  # all have looked for it before the first rank saves one
     if kill_after_s:
         threading.Timer(float(kill_after_s), os.kill, (os.getpid(), signal.SIGKILL)).start()
     losses = []
     for number in range(first, steps):
-        if number % SAVE_EVERY == 0 and not (number == first and checkpoint.exists()):
+        if rank == 0 and number % SAVE_EVERY == 0 and not (number == first and checkpoint.exists()):
             state = {"bag": bag.state_dict(), "model": model.state_dict(), "opt": opt.state_dict(), "next": number}
             torch.save(state, checkpoint.with_suffix(".part"))
             checkpoint.with_suffix(".part").rename(checkpoint)
