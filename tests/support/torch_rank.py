@@ -1,8 +1,8 @@
 """A rank of a training job, as a process: ``python torch_rank.py ADDRESS RANK RANKS STEPS RENDEZVOUS OUT [KILL]``.
 
 It trains bags of a service next to a dense part under DDP over gloo. The first rank saves both every few steps, and all
-ranks continue from there when they start again. RENDEZVOUS: a file that the ranks meet in; "": one rank without torch.distributed. KILL:
-seconds after the first step after which it kills itself.
+ranks continue from there when they start again. RENDEZVOUS: a file that the ranks meet in; "": one rank without
+torch.distributed. KILL: seconds after the first step after which it kills itself.
 """
 
 import os
