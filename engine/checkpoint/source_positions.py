@@ -58,6 +58,13 @@ class Tally(NamedTuple):
         return Tally(self.stream, self.applied + (not was_stale), self.stale + was_stale, dropped)
 
 
+class Claim(NamedTuple):
+    """number : larger than those of the name's earlier claims; stream : identifies the claiming process"""
+
+    number: int
+    stream: str
+
+
 class Positions:
     """One position per source, in the order of the sources.
 
@@ -65,7 +72,7 @@ class Positions:
 
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
-    claims : name of a producer → identifier of the process that took the name over, until that ends its stream
+    claims : name of a producer → the claim of the process that took the name over, until that ends its stream
     creations : name of a source or producer → what tells it from one of its name that is created later
     lineage : the history of steps; None: no service has used it
     unchecked : of every source, how many frames were applied before the tables changed; none of them is compared
@@ -76,7 +83,7 @@ class Positions:
         self._merge, self._hashing = merge, hashing
         self.producers: dict[str, int] = {}
         self.tallies: dict[str, Tally] = {}
-        self.claims: dict[str, str] = {}
+        self.claims: dict[str, Claim] = {}
         self.creations: dict[str, str] = {}
         self.lineage: Lineage | None = None
         self.unchecked: list[int] = []
@@ -155,7 +162,7 @@ class Positions:
             "sources": sources,
             "producers": dict(self.producers),
             "tallies": {name: list(tally) for name, tally in self.tallies.items()},
-            "claims": dict(self.claims),
+            "claims": {name: list(claim) for name, claim in self.claims.items()},
             "creations": dict(self.creations),
             **({"lineage": None, "epochs": None} if self.lineage is None else self.lineage.get_state()),
             "stale_rows": self.stale_rows,
@@ -170,7 +177,9 @@ class Positions:
             SourcePosition(source, int(frames), digest, *(tuple(map(int, numbers)) for numbers in position))
             for source, frames, digest, *position in state["sources"]
         ]
-        positions.creations, positions.claims = dict(state["creations"]), dict(state.get("claims", {}))
+        positions.creations = dict(state["creations"])
+        claims = state.get("claims", {}).items()
+        positions.claims = {name: Claim(int(number), stream) for name, (number, stream) in claims}
         positions.producers = {name: int(frames) for name, frames in state["producers"].items()}
         positions.tallies = {
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})

@@ -63,6 +63,7 @@ class PutRequest:
     contributor : the producer's name, for its frame numbers; None: no numbers, so the stream cannot be resumed
     first : the number of the stream's first frame, counted from 1
     stream : an identifier; a request with that of the contributor's last stream continues its counts
+    claim : the number of the claim under that identifier; None: none was made
     ends : whether metadata marks the ends of frames, so that a frame may have several batches; else, without steps,
         each batch is a frame
     """
@@ -72,6 +73,7 @@ class PutRequest:
     first: int | None = None
     ends: bool = False
     stream: str | None = None
+    claim: int | None = None
 
     def descriptor(self) -> flight.FlightDescriptor:
         arguments = {name: value for name, value in vars(self).items() if name != "kind"}
@@ -94,9 +96,12 @@ class PutRequest:
         for key, name in (("contributor", contributor), ("stream", stream)):
             if name is not None and not is_name(name):
                 raise UsageError(f"{key}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
+        claim = command[kind].get("claim")
+        if claim is not None and (type(claim) is not int or not 0 <= claim < 2**63):
+            raise UsageError(f"claim: expected the number that the service gave, got {claim!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        return cls(kind, contributor, first, bool(command[kind].get("ends", False)), stream)
+        return cls(kind, contributor, first, bool(command[kind].get("ends", False)), stream, claim)
 
 
 @dataclass(frozen=True)

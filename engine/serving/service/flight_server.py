@@ -249,9 +249,9 @@ class FlightServer(AnsweringServer):
         if request.get("claims") and not (is_name(name) and is_name(stream)):
             raise UsageError(f'position: expected {{"contributor": NAME, "stream": ID}}, each of 1 to {MAX_NAME} bytes')
         with self._service.engine.gate.still():
-            if request.get("claims") and is_name(stream):
-                self._service.sequencer.claim(name, stream)
+            claim = self._service.sequencer.claim(name, stream) if request.get("claims") and is_name(stream) else None
             return {
+                **({} if claim is None else {"claim": claim}),
                 **self._service.sequencer.streams.counts(name, stream),
                 "in_gate": self._service.engine.core.contributed().get(name, 0),
                 "position": self._service.sequencer.streams.position(name),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.api.engine import Engine
 from penstock.base.errors import InputError, UsageError
-from penstock.checkpoint.source_positions import Tally
+from penstock.checkpoint.source_positions import Claim, Tally
 from penstock.model.version import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
 
@@ -143,9 +144,8 @@ class Streams:
         Raises UsageError and InputError.
         """
         name, now = request.contributor, self._now()
-        claim = None if name is None else self._positions.claims.get(name)
-        if name is not None and None not in (claim, request.stream) and claim != request.stream:
-            raise _replaced(name)
+        if name is not None and request.stream is not None:
+            self._check_claim(name, request.stream, request.claim)
         stream = Stream(name, self._first(request), notify, now.tally(name, request.stream), replaced=replaced)
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
@@ -160,28 +160,47 @@ class Streams:
         notify(stream.acked)
         return stream
 
-    def claim(self, contributor: str, identifier: str) -> None:
+    def claim(self, contributor: str, identifier: str) -> int:
         """End the earlier streams of a producer: of its frames, only those of one process count until it has finished.
 
         identifier : of the streams of that process
-        Raises UsageError if the position of the name cannot be stored.
+        Returns the claim's number. Raises UsageError if the position of the name cannot be stored.
         """
-        claims, newest = self._positions.claims, self._newest.get(contributor)
+        known, newest = self._positions.claims.get(contributor), self._newest.get(contributor)
         self._check_room(contributor)
-        if contributor not in claims and contributor not in self.producers and len(claims) >= self._most:
-            raise self._no_room(contributor)
-        claims[contributor] = identifier
+        # A restart may forget a claim, or remember one that had ended: then their times say which one is newer.
+        claim = Claim(max(time.time_ns(), 0 if known is None else known.number + 1), identifier)
+        self._store(contributor, claim)
         if newest is not None and newest.tally.stream != identifier:
             self._end_newest(contributor)
             del self._newest[contributor]
+        return claim.number
+
+    def _check_claim(self, name: str, stream: str, number: int | None) -> None:
+        """Check that no other process has claimed a name since. number : of the process's own claim; None: it has none
+
+        Raises UsageError.
+        """
+        known = self._positions.claims.get(name)
+        if known is not None and known.stream != stream and (number is None or number < known.number):
+            raise _replaced(name)
+        if number is not None:
+            self._store(name, Claim(number, stream))
+
+    def _store(self, name: str, claim: Claim) -> None:
+        claims = self._positions.claims
+        if name not in claims and name not in self.producers and len(claims) >= self._most:
+            raise self._no_room(name)
+        claims[name] = claim
 
     def finish(self, stream: Stream) -> None:
         """Note that all frames of a stream have come. Raises UsageError if another stream of the producer has begun."""
         self.check_newest(stream)
         stream.is_finished = True
         name, identifier = stream.contributor, stream.tally.stream
-        if name is not None and identifier is not None and self._positions.claims.get(name) == identifier:
-            del self._positions.claims[name]
+        claims = self._positions.claims
+        if name is not None and name in claims and claims[name].stream == identifier:
+            del claims[name]
 
     def _end_newest(self, contributor: str) -> None:
         earlier = self._newest.get(contributor)

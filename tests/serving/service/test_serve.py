@@ -1,5 +1,6 @@
 """The Flight service: what producers push is applied, counted and acknowledged; what readers get is right."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,30 @@ def test_the_later_of_two_producers_of_a_new_name_has_it_also_after_a_restart(tm
             assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
 
 
+@pytest.mark.parametrize("returns_first", ["earlier", "later"])
+def test_the_later_of_two_producers_has_the_name_also_if_the_last_commit_was_before_it(returns_first, tmp_path):
+    address, last_commit = Address("127.0.0.1", free_port(), False), tmp_path / "last_commit"
+    earlier = {"contributor": "w0", "stream": "old"}
+    with connect(address.uri, patience_s=HANG_S) as client:
+        with service_of(None, tmp_path / "run", every=1, address=address) as service:
+            earlier["claim"] = client.connection.act("position", claims=True, **earlier)["claim"]
+            put(service, FRAMES[:1], contributor="w1", first=1)
+            shutil.copytree(tmp_path / "run", last_commit)  # as if the service was killed now
+            later = client.producer("w0")
+        with service_of(ps.Engine.restore(last_commit), last_commit, every=1, resume=True, address=address) as service:
+            number = 1
+            if returns_first == "earlier":
+                assert put(service, FRAMES[1:2], first=1, **earlier)["position"] == 1
+                number = 2
+            later.begin_at(number)
+            later.send(FRAMES[number])
+            later.wait()
+            with pytest.raises(flight.FlightServerError, match="another stream of producer 'w0' has begun"):
+                put(service, FRAMES[6:7], first=number + 1, **earlier)
+            later.close()
+            assert service.engine.state_hash() == replayed(FRAMES[: number + 1]).state_hash()
+
+
 @pytest.mark.parametrize("stream", ["", "x" * 300, "\ud800", None, 7])
 def test_only_a_name_claims_the_place_of_a_producer(stream):
     with (
@@ -189,6 +214,12 @@ def test_only_a_name_claims_the_place_of_a_producer(stream):
         pytest.raises(ps.UsageError, match=r"position: expected .*contributor.*stream.*, each of 1 to"),
     ):
         client.connection.act("position", contributor="w0", stream=stream, claims=True)
+
+
+@pytest.mark.parametrize("claim", [-1, "1", 2**63, True])
+def test_only_a_number_is_a_claim(claim):
+    with service_of() as service, pytest.raises(flight.FlightServerError, match="claim: expected the number that the"):
+        put(service, FRAMES[:1], contributor="w0", first=1, stream="a", claim=claim)
 
 
 @pytest.mark.parametrize(
