@@ -288,10 +288,12 @@ class EngineCore:
         rounds, frame = self.turns, run.only
         assert rounds is not None
         assert frame is not None
-        rounds.place(frame)  # before anything changes
+        worker, turn, is_stale = rounds.place(frame)  # before anything changes
+        step = self.gate.global_step
         if (problem := self._advance(context)) is not None:
             return Pushed(run, 0, 0, context, full=problem)
-        worker, turn, is_stale = rounds.place(frame)
+        if self.gate.global_step != step:
+            worker, turn, is_stale = rounds.place(frame)
         frame = self._trained(frame, turn)
         if is_stale:
             frame = frame.audited()  # as in _push
@@ -313,7 +315,10 @@ class EngineCore:
                     enters = False
             if not enters:
                 if frame.audit is not None:
-                    return None
+                    try:
+                        self.pipeline.check(frame)
+                    except BadRowsError:
+                        return None
                 rounds.wait(worker, turn, frame)
             if self.limits is not None:
                 self.limits.took(context.counters)

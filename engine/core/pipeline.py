@@ -266,8 +266,9 @@ class Pipeline:
         tables = list(frame.rows)
         accumulators = [self.stores[table].accumulator for table in tables]
         self._intake.begin(accumulators, [frame.rows[table] for table in tables], self.num_added + 1)
+        num_rows = sum(len(block.ids) for blocks in frame.rows.values() for block in blocks)
         try:
-            self._check(frame, alone=True)
+            self._check(frame, num_rows < ROWS_WORTH_SPLITTING)
         finally:
             self._intake.cancel()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,7 +98,7 @@ class Rounds:
         self._take(frame)
 
     def wait(self, worker: int, turn: int, frame: Frame) -> None:
-        """Keep a frame, which was audited, until its turn."""
+        """Keep a frame, whose rows are valid, until its turn."""
         self._note(worker, turn, frame)
         self._append(worker, turn, frame)
 
@@ -121,7 +121,9 @@ class Rounds:
         rows = {table: tuple(block.copied() for block in blocks) for table, blocks in frame.rows.items()}
         nbytes = sum(block.ids.nbytes + block.grads.nbytes for blocks in rows.values() for block in blocks)
         # Bad rows have been handled when it arrived. Its memory may be its sender's, and ``reject`` may hold a batch.
-        early = EarlyFrame(turn, _rejecting(replace(frame, rows=rows, bad_rows=(), dropped={})), nbytes)
+        kept = replace(frame, rows=rows, bad_rows=(), dropped={}, audit=None)
+        kept.reject = _rejection_of(kept)
+        early = EarlyFrame(turn, kept, nbytes)
         self._early.setdefault(worker, deque()).append(early)
         self.num_early += 1
         self.nbytes += nbytes
@@ -226,7 +228,8 @@ class Rounds:
         """Say anew whether the frames that wait drop rows at which a sum leaves the finite range: those of a commit."""
         for early in self._early.values():
             for each in early:
-                each.frame = _rejecting(replace(each.frame, drops=drops))
+                each.frame = replace(each.frame, drops=drops)
+                each.frame.reject = _rejection_of(each.frame)
 
     def refuse_head(self) -> None:
         """Drop the frame whose turn it is, whose sum is not finite: its worker is missing then."""
@@ -364,8 +367,8 @@ def _frame_of(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Frame:
     )
 
 
-def _rejecting(frame: Frame) -> Frame:
-    """Return a frame that was audited, and drops rows at which a sum leaves the finite range if it may."""
+def _rejection_of(frame: Frame) -> Callable[[Overflows], Frame]:
+    """Return how rows at which a sum leaves the finite range are dropped, if they may be, from a valid frame."""
 
     def reject(overflows: Overflows) -> Frame:
         if not frame.drops:
@@ -379,7 +382,7 @@ def _rejecting(frame: Frame) -> Frame:
             )
         return replace(frame, rows=kept, dropped={SUM_NOT_FINITE: num_dropped})
 
-    return replace(frame, reject=reject)
+    return reject
 
 
 def _selected(block: Rows, mask: Any) -> Rows:

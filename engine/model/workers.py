@@ -35,8 +35,18 @@ class WorkerNames:
     """Which worker a contributor is. ``spelling`` : of numbered workers, what stands before the number; None: unseen"""
 
     def __init__(self, workers: Workers) -> None:
-        self._workers, self.spelling = workers, None if isinstance(workers, int) else ""
-        self._numbers = {} if isinstance(workers, int) else {name: number for number, name in enumerate(workers)}
+        self._workers = workers
+        self._numbers: dict[str, int] = {}  # by name, once the names are known
+        self.spelling = None if isinstance(workers, int) else ""
+
+    @property
+    def spelling(self) -> str | None:
+        return self._spelling
+
+    @spelling.setter
+    def spelling(self, spelling: str | None) -> None:
+        self._spelling = spelling
+        self._numbers = {} if spelling is None else {self.name(number): number for number in range(self.count)}
 
     @property
     def count(self) -> int:
@@ -50,11 +60,10 @@ class WorkerNames:
 
     def number_of(self, name: str) -> int | None:
         """Return the number of the worker of a name; None if there is none."""
-        if isinstance(self._workers, tuple):
+        if self.spelling is not None:
             return self._numbers.get(name)
         match = _NUMBERED.fullmatch(name)
-        spelled = match is not None and self.spelling in (None, match[1] or "")
-        return int(match[2]) if match is not None and spelled and int(match[2]) < self.count else None
+        return int(match[2]) if match is not None and int(match[2]) < self.count else None
 
     def find(self, contributor: Contributor, source: str) -> int:
         """Return the number of a frame's worker. Raises InputError for a frame of somebody else."""
@@ -64,9 +73,8 @@ class WorkerNames:
             expected = f"one of {self.count} workers ({listed(map(self.name, range(self.count)))})"
             raise InputError(f"expected a frame of {expected}, got one that names no contributor", source=source)
         text = str(contributor)
-        if isinstance(self._workers, tuple):
-            number = self._numbers.get(text)
-        else:
+        number = self._numbers.get(text)
+        if number is None and isinstance(self._workers, int):
             number = self._numbered(text, source)
         if number is None:
             expected = listed(map(self.name, range(self.count)))

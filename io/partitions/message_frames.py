@@ -96,7 +96,13 @@ class MessageFrames:
         def frame_at(_: int) -> Frame:
             step = None if rows.steps is None else int(rows.steps[0])
             return Frame(
-                {table: (rows_of(rows.blocks, 0),)}, batches.num_rows, step, source=name, audit=audit, position=position
+                {table: (rows_of(rows.blocks, 0),)},
+                batches.num_rows,
+                step,
+                source=name,
+                audit=audit,
+                position=position,
+                drops=self._options.on_bad_row != "error",
             )
 
         return FrameRun(table, rows.blocks, rows.bounds, rows.steps, frame_at, (position,))
