@@ -6,12 +6,12 @@ import secrets
 import threading
 import time
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-import penstock.base.interrupts as interrupts
 from penstock.base.errors import PenstockError, ServiceError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.io.patience import Patience
@@ -24,12 +24,7 @@ from penstock.serving.flight.put_frames import Frame, batches_of, split_batch, w
 WINDOW_BYTES = 256 << 20
 # After so long without an expected acknowledgement, the producer requests a commit.
 COMMIT_AFTER_S = 0.2
-# In rounds: so many bytes may be on their way to a service that does not read, without blocking a write. Less than the
-# window of a stream of gRPC, which is 64 KiB at first.
-UNREAD_BYTES = 32 << 10
 LOG_EVERY_S = 60.0
-# Between two questions how far the service has read: at first, and at most.
-_PAUSE_S, _MOST_PAUSE_S = 0.0005, 0.02
 
 
 class _Numbered(NamedTuple):
@@ -78,8 +73,8 @@ class Producer:
         self.num_in_gate = 0
         # From here on, the service takes no frame of an earlier process of this name, so that the position stays.
         answer = connection.act("position", contributor=contributor, stream=self._identifier, claims=True)
+        self._claim = answer.get("claim")
         self._is_worker = bool(answer.get("in_rounds"))
-        self._read = 0  # the last frame that the service is known to have read
         self._waits_since_s: float | None = None
         self._said_s = 0.0
         self.last = int(answer["durable_position"])
@@ -216,9 +211,7 @@ class Producer:
             try:
                 stream = self._stream = self._stream or self._begin()
                 for number in range(stream.next, self.last + 1):
-                    if self._is_worker:
-                        self._wait_for_room(stream, number)
-                    stream.write(self._buffer[number])
+                    stream.send(self._buffer[number])
                 stream.check()
                 self._release(stream)
                 return stream
@@ -231,20 +224,8 @@ class Producer:
                 self._drop()
                 raise
 
-    def _wait_for_room(self, stream: _PutStream, number: int) -> None:
-        """Wait in Python while a service, which reads no further until other workers have come, could block a write."""
-        pause_s = _PAUSE_S
-        while number > self._read + 1 and self._num_unread_bytes(number) > UNREAD_BYTES:
-            self._read = self._position()
-            stream.check()
-            interrupts.check()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
-            self._say_who_is_missing()
-        self._waits_since_s = None
-
-    def _say_who_is_missing(self) -> None:
-        """Log each minute for which workers this one waits; None of ``_waits_since_s`` begins anew."""
+    def _say_who_is_missing(self, read: int) -> None:
+        """Log each minute for which workers this one waits. read : its last frame that the service has read"""
         now_s = time.monotonic()
         if self._waits_since_s is None:
             self._waits_since_s = self._said_s = now_s
@@ -252,13 +233,9 @@ class Producer:
             return
         self._said_s = now_s
         if missing := self._connection.act("explain")["missing"]:
-            waits_for = f"frame {self._read} of '{self._contributor}' to have its turn; missing: {listed(missing)}"
+            waits_for = f"frame {read} of '{self._contributor}' to have its turn; missing: {listed(missing)}"
             seconds = round(now_s - self._waits_since_s)
             report("waiting", service=self._connection.uri, seconds=seconds, waits_for=waits_for)
-
-    def _num_unread_bytes(self, number: int) -> int:
-        unread = range(self._read + 1, number + 1)
-        return sum(self._buffer[each].num_bytes for each in unread if each in self._buffer)
 
     def _wait_for_ack(self, commits: bool) -> None:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
@@ -272,15 +249,14 @@ class Producer:
         if commits and stream.acked is not None and stream.acked.durable:
             self._connection.act("checkpoint")
         if self._is_worker:
-            self._read = self._position()
-            self._say_who_is_missing()
+            self._say_who_is_missing(self._position())
 
     def _position(self) -> int:
         return int(self._connection.act("position", contributor=self._contributor)["position"])
 
     def _begin(self) -> _PutStream:
         """Open a new stream, from the first frame that the service has not applied."""
-        position = self._read = self._position()
+        position = self._position()
         first = next(iter(self._buffer), self.last + 1)
         if position < first - 1:
             raise StateError(
@@ -288,9 +264,10 @@ class Producer:
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
         client, options = self._connection.opened()
-        request = PutRequest(contributor=self._contributor, first=position + 1, ends=True, stream=self._identifier)
+        identity = {"contributor": self._contributor, "stream": self._identifier}
+        request = PutRequest(first=position + 1, ends=True, claim=self._claim, **identity)
         assert self._schema is not None
-        return _PutStream(client, options, request, self._schema)
+        return _PutStream(client, options, request, self._schema, self._is_worker)
 
     def _release(self, stream: _PutStream) -> None:
         """Drop acknowledged frames from the buffer."""
@@ -317,10 +294,21 @@ class Producer:
 
 
 class _PutStream:
-    """One DoPut: frames out, acknowledgements in on a separate thread. next : the number of the next frame"""
+    """One DoPut: frames out, acknowledgements in on a separate thread.
+
+    waits : whether the service may read no further for as long as other workers are missing. Then a write can take as
+        long, and frames are written on a thread, too, so that a signal ends a wait in the calling one
+
+    next : the number of the next frame
+    """
 
     def __init__(
-        self, client: flight.FlightClient, options: flight.FlightCallOptions, request: PutRequest, schema: pa.Schema
+        self,
+        client: flight.FlightClient,
+        options: flight.FlightCallOptions,
+        request: PutRequest,
+        schema: pa.Schema,
+        waits: bool,
     ) -> None:
         assert request.first is not None
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
@@ -329,11 +317,34 @@ class _PutStream:
         self._writing = threading.Lock()
         self._over = self._ended = False
         self.acked: Ack | None = None
-        self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
-        self._listener.start()
+        self._threads = [threading.Thread(target=self._listen, name="penstock-acks", daemon=True)]
+        self._unwritten: SimpleQueue[_Numbered | None] | None = None
+        if waits:
+            self._unwritten = SimpleQueue()
+            self._threads.append(threading.Thread(target=self._write_all, name="penstock-frames", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
-    def write(self, frame: _Numbered) -> None:
-        """Send the next frame."""
+    def send(self, frame: _Numbered) -> None:
+        """Send the next frame. Raises FlightError or ArrowException if the stream has ended."""
+        self.check()
+        if self._unwritten is not None:
+            self._unwritten.put(frame)
+        elif not self._write(frame):
+            raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+        self.next = frame.number + 1
+
+    def _write_all(self) -> None:
+        assert self._unwritten is not None
+        try:
+            while (frame := self._unwritten.get()) is not None and self._write(frame):
+                pass
+            self._end()
+        except (flight.FlightError, pa.ArrowException, OSError):
+            self._note_end()  # the caller sends the frames again
+
+    def _write(self, frame: _Numbered) -> bool:
+        """Write a frame, if the stream has not ended."""
         *before, last = frame.pieces
         with self._writing:
             if not self._ended:
@@ -341,17 +352,30 @@ class _PutStream:
                     self._writer.write_batch(piece)
                 metadata = {END: True, FRAME: frame.number, **({} if frame.step is None else {STEP: frame.step})}
                 self._writer.write_with_metadata(last, encoded(metadata))
-                self.next = frame.number + 1
-                return
-        self.check()
-        raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+            return not self._ended
 
-    def end(self) -> None:
-        """Close the sending side."""
+    def end(self, drops: bool = False) -> None:
+        """Close the sending side after the last frame. drops : before those that are not written yet"""
+        if self._unwritten is None:
+            self._end()
+            return
+        while drops:
+            try:
+                self._unwritten.get_nowait()
+            except Empty:
+                break
+        self._unwritten.put(None)
+
+    def _end(self) -> None:
         with self._writing:
             if not self._ended:
                 self._ended = True
                 self._writer.done_writing()
+
+    def _note_end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
     def wait_beyond(self, position: int, timeout_s: float | None) -> bool:
         """Wait until more is acknowledged or the stream ends. Return False after the timeout."""
@@ -373,11 +397,12 @@ class _PutStream:
             raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
 
     def close(self) -> None:
-        """Close the stream; drop unsent messages."""
+        """Close the stream; drop messages that were not sent."""
         # Its errors are the reason for closing it. The service drops a frame that was truncated here.
         with suppress(flight.FlightError, pa.ArrowException, OSError):
-            self.end()
-        self._listener.join()  # the writer's end waits for the reader
+            self.end(drops=True)
+        for thread in self._threads:  # the writer's end waits for the reader
+            thread.join()
         with suppress(flight.FlightError, pa.ArrowException, OSError):
             self._writer.close()
 
@@ -389,9 +414,7 @@ class _PutStream:
                     self.acked = Ack.of(fields) if "ack" in fields else self.acked
                     self._changed.notify_all()
                 if self.acked is not None and self.acked.closing:
-                    self.end()  # the service waits for this, and the sending thread may be busy
+                    self.end(drops=True)  # the service waits for this, and the sending thread may be busy
         except (flight.FlightError, pa.ArrowException, OSError):
             pass  # the writer raises the error
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        self._note_end()

@@ -167,7 +167,7 @@ class Sequencer(CommitListener):
         is_over : whether the stream is, which ends the wait, too
         """
         turns, name = self._engine.core.turns, stream.contributor
-        if turns is None or name is None:
+        if turns is None or name is None or not turns.is_full(name):  # without the lock: only this stream adds frames
             return
         with self._turned:
             while (
@@ -177,14 +177,14 @@ class Sequencer(CommitListener):
             ):
                 self._turned.wait(LOOK_S)
 
-    def claim(self, contributor: str, identifier: str) -> None:
+    def claim(self, contributor: str, identifier: str) -> int:
         """Take no more frames of a producer's earlier streams. identifier : of the streams that follow
 
-        Raises UsageError if the position of the name cannot be stored.
+        Returns the number of the claim. Raises UsageError if the position of the name cannot be stored.
         """
         with self._engine.gate.still():
-            self.streams.claim(contributor, identifier)
             self._turned.notify_all()
+            return self.streams.claim(contributor, identifier)
 
     def leave(self, contributor: str, identifier: str) -> None:
         """End the wait of a producer's stream, whose end cannot be read before."""

@@ -502,10 +502,10 @@ def test_a_limit_is_a_positive_number():
 def test_an_interrupt_while_a_frame_is_sent_neither_loses_nor_repeats_it(monkeypatch):
     from penstock.serving.flight import producer
 
-    write = producer._PutStream.write
+    write = producer._PutStream._write
 
     def interrupted(stream, frame):
-        monkeypatch.setattr(producer._PutStream, "write", write)
+        monkeypatch.setattr(producer._PutStream, "_write", write)
         stream._writer.write_batch(frame.pieces[0])
         raise KeyboardInterrupt
 
@@ -514,7 +514,7 @@ def test_an_interrupt_while_a_frame_is_sent_neither_loses_nor_repeats_it(monkeyp
         opt = pt.Step(bag)
         before = service.engine.lookup("user", [5])
         bag(IDS).sum().backward()
-        monkeypatch.setattr(producer._PutStream, "write", interrupted)
+        monkeypatch.setattr(producer._PutStream, "_write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             opt.step()
         bag(torch.tensor([[7]])).sum().backward()

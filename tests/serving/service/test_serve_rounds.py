@@ -178,14 +178,15 @@ def test_a_wait_that_is_over_skips_nobody():
         assert service.engine.global_step == 2
 
 
-def test_a_producer_that_is_far_ahead_can_leave_at_any_time():
+@pytest.mark.parametrize("rows", [2, 20_000])  # of more bytes than a connection takes that nobody reads
+def test_a_producer_that_is_far_ahead_can_leave_at_any_time(rows):
     """As at Ctrl-C: the service reads no further, and would not notice the end of its stream."""
     with service_of(engine_of()) as service, client_of(service) as client:
 
         def interrupted():
             with client.producer("rank-1") as producer:
-                for each in frames_of(1, 4):
-                    producer.send(each)
+                for number in range(8):
+                    producer.send(frame(number, rows=rows, step=number))
                 until(lambda: client.status()["rounds"]["early"] == {"rank-1": 2})
                 raise KeyboardInterrupt
 
