@@ -7,8 +7,12 @@ sum of all rows is one of integers, which depends on no order. ``penstock.core.g
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
+cdef extern from "row_norms.h" nogil:
+    int best_isa()
+    void squares_of_rows(int isa, const float* rows, long n, long dim, double* out)
+    long scale_rows(int isa, float* rows, long n, long dim, double most, double epsilon, double* squares)
+
 cdef enum:
-    LANES = 8
     EXPONENTS = 2048  # of float64
     MANTISSA_BITS = 52
 
@@ -21,29 +25,33 @@ def row_squares(const float[:, ::1] rows not None, double[::1] out not None):
 
     rows : float32 (n, dim); out : float64 (n,)
     """
-    cdef Py_ssize_t i, j, k, n = rows.shape[0], dim = rows.shape[1]
-    cdef double[LANES] sums
-    cdef double value
-    cdef const float* row
+    cdef Py_ssize_t n = rows.shape[0], dim = rows.shape[1]
     if out.shape[0] != n:
         raise ValueError(f"expected {n} sums, got {out.shape[0]}")
     if not n or not dim:
         out[:] = 0
         return
+    cdef int isa = best_isa()
     with nogil:
-        for i in range(n):
-            row, j = &rows[i, 0], 0
-            for k in range(LANES):
-                sums[k] = 0
-            while j + LANES <= dim:
-                for k in range(LANES):
-                    value = row[j + k]
-                    sums[k] += value * value
-                j += LANES
-            for k in range(dim - j):
-                value = row[j + k]
-                sums[k] += value * value
-            out[i] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))
+        squares_of_rows(isa, &rows[0, 0], n, dim, &out[0])
+
+
+def clip_rows(float[:, ::1] rows not None, double[::1] squares not None, double most, double epsilon):
+    """Scale rows whose norm exceeds ``most`` down to it, in place, and return how many.
+
+    rows : float32 (n, dim); squares : float64 (n,), what ``row_squares`` wrote; those of scaled rows are written anew
+    epsilon : is added to a norm before it is divided by
+    """
+    cdef Py_ssize_t n = rows.shape[0], dim = rows.shape[1]
+    cdef long count = 0
+    if squares.shape[0] != n:
+        raise ValueError(f"expected {n} sums, got {squares.shape[0]}")
+    if not n or not dim:
+        return 0
+    cdef int isa = best_isa()
+    with nogil:
+        count = scale_rows(isa, &rows[0, 0], n, dim, most, epsilon, &squares[0])
+    return count
 
 
 def add_exactly(const double[::1] values not None, uint64_t[:, ::1] limbs not None):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.base.threads import ThreadTeam
 from penstock.model.config.clipping import Clip
 from penstock.model.frames import Coalesced, Float32, Float64
 from penstock.model.stats import Counters
-from penstock.pyx.norms import NUM_EXPONENTS, add_exactly, row_squares
+from penstock.pyx.norms import NUM_EXPONENTS, add_exactly, clip_rows, row_squares
 
+Limbs = npt.NDArray[np.uint64]
 # As torch's clip_grad_norm_ adds to a norm before it divides by it.
 EPSILON = 1e-6
 FLOATS_PER_TASK = 1 << 18
@@ -30,17 +32,10 @@ def squares_of(rows: Float32) -> Float64:
 
 def norm_of(squares: Iterable[Float64]) -> float:
     """Return the root of the sum of sums of squares, which is exact, and then rounded: it depends on no order."""
-    limbs = np.zeros((NUM_EXPONENTS, 2), np.uint64)
+    limbs = _no_limbs()
     for values in squares:
         add_exactly(values, limbs)
-    used = np.flatnonzero(limbs.any(axis=1)).tolist()
-    if not used:
-        return 0.0
-    least, total = used[0], 0
-    for exponent in used:
-        low, high = limbs[exponent].tolist()
-        total += (low + (high << 32)) << (exponent - least)
-    return math.sqrt(math.ldexp(float(total), least + _EXPONENT_OF_LIMBS))
+    return _norm_of_limbs(limbs)
 
 
 class StepNorms:
@@ -57,44 +52,83 @@ class StepNorms:
     def clip(self, coalesced: Mapping[str, Sequence[Coalesced]], counters: Counters) -> None:
         """Scale the sums of a step down, in place, and count what was scaled."""
         blocks = {name: [part.sums for each in rows for part in each.summed] for name, rows in coalesced.items()}
-        squares = {name: [self._squares_of(sums) for sums in several] for name, several in blocks.items()}
-        self.of_tables = {name: norm_of(several) for name, several in squares.items()}
+        row_norm = None if self._clip is None else self._clip.row_norm
+        tasks = {
+            name: [task for sums in several for task in _tasks_of(sums, row_norm)] for name, several in blocks.items()
+        }
+        self._run(list(chain(*tasks.values())))
+        self.of_tables = {
+            name: _norm_of_limbs(_sum(task.before for task in several)) for name, several in tasks.items()
+        }
         if self._clip is None:
             return
-        if (most := self._clip.row_norm) is not None:
-            for name, several in blocks.items():
-                for number, sums in enumerate(several):
-                    num_clipped = _clip_rows(sums, np.sqrt(squares[name][number]), most)
-                    if num_clipped:
-                        squares[name][number] = self._squares_of(sums)
-                        counters.clipped_rows += num_clipped
-        if (most := self._clip.global_norm) is not None and (norm := norm_of(chain(*squares.values()))) > most:
-            scale = np.float32(most / (norm + EPSILON))
-            for sums in chain(*blocks.values()):
-                sums *= scale
-            counters.clipped_steps += 1
+        counters.clipped_rows += sum(task.num_clipped for task in chain(*tasks.values()))
+        if (most := self._clip.global_norm) is not None:
+            norm = _norm_of_limbs(_sum(task.after for task in chain(*tasks.values())))
+            if norm > most:
+                scale = np.float32(most / (norm + EPSILON))
+                for sums in chain(*blocks.values()):
+                    sums *= scale
+                counters.clipped_steps += 1
 
-    def _squares_of(self, sums: Float32) -> Float64:
-        """Return what ``squares_of`` does, of parts of the rows on several threads."""
-        num_rows, size = len(sums), max(1, FLOATS_PER_TASK // sums.shape[1])
-        if num_rows <= size or self._team.threads == 1:
-            return squares_of(sums)
-        squares = np.empty(num_rows)
-
-        def add(first: int) -> bool:
-            row_squares(sums[first : first + size], squares[first : first + size])
-            return True
-
-        try:
-            self._team.run([partial(add, first) for first in range(0, num_rows, size)])
-        except MemoryError:  # a thread found none for its own call
-            row_squares(sums, squares)
-        return squares
+    def _run(self, tasks: list[_NormTask]) -> None:
+        if len(tasks) > 1 and self._team.threads > 1:
+            with suppress(MemoryError):  # a thread found none for its own call
+                self._team.run([task.run for task in tasks])
+        for task in tasks:
+            if not task.is_done:
+                task.run()
 
 
-def _clip_rows(sums: Float32, norms: Float64, most: float) -> int:
-    """Scale rows down to a norm, and return how many. norms : of the rows, float64 (n,)"""
-    large = np.flatnonzero(norms > most)
-    if len(large):
-        sums[large] *= (most / (norms[large] + EPSILON)).astype(np.float32)[:, None]
-    return len(large)
+class _NormTask:
+    """Some rows of a step: the sum of their squares, exactly, and the rows scaled down to a norm, if it is given.
+
+    rows : float32 (n, dim), scaled in place
+    before, after : limbs of the squares of the rows as they were, and scaled; num_clipped : rows that were scaled
+    """
+
+    def __init__(self, rows: Float32, most: float | None) -> None:
+        self._rows, self._most = rows, most
+        self.before = self.after = _no_limbs()
+        self._of_scaled = self.after if most is None else _no_limbs()
+        self._squares = np.empty(len(rows))
+        self.num_clipped, self.is_done = 0, False
+
+    def run(self) -> bool:
+        row_squares(self._rows, self._squares)
+        add_exactly(self._squares, self.before)
+        if self._most is not None:
+            self.num_clipped = clip_rows(self._rows, self._squares, self._most, EPSILON)
+            if self.num_clipped:
+                add_exactly(self._squares, self._of_scaled)
+                self.after = self._of_scaled
+        self.is_done = True
+        return True
+
+
+def _tasks_of(sums: Float32, most: float | None) -> list[_NormTask]:
+    size = max(1, FLOATS_PER_TASK // sums.shape[1])
+    return [_NormTask(sums[first : first + size], most) for first in range(0, len(sums), size)]
+
+
+def _no_limbs() -> Limbs:
+    return np.zeros((NUM_EXPONENTS, 2), np.uint64)
+
+
+def _sum(several: Iterable[Limbs]) -> Limbs:
+    """Return the sum of limbs, of at most 2^32 values in all."""
+    total = _no_limbs()
+    for limbs in several:
+        total += limbs
+    return total
+
+
+def _norm_of_limbs(limbs: Limbs) -> float:
+    used = np.flatnonzero(limbs.any(axis=1)).tolist()
+    if not used:
+        return 0.0
+    least, total = used[0], 0
+    for exponent in used:
+        low, high = limbs[exponent].tolist()
+        total += (low + (high << 32)) << (exponent - least)
+    return math.sqrt(math.ldexp(float(total), least + _EXPONENT_OF_LIMBS))

@@ -8,6 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from cli import error_line, outcome
+from limits import HANG_S
+from services import Process, free_port
 
 import penstock as ps
 from penstock.contrib.passes.multi_pass import MultiPass, PassOptions
@@ -99,6 +101,27 @@ def test_a_resumed_run_is_the_same_wherever_it_stopped(tmp_path, gate, action):
             whole.session.ledger.totals.limited,
             whole.session.ledger.totals.dropped,
         )
+
+
+def test_a_service_that_is_killed_judges_as_an_unbroken_run(tmp_path):
+    config_of().save(tmp_path / "tables.pbtxt")
+    uri, clean = f"grpc://127.0.0.1:{free_port()}", ps.Engine(config_of(None), num_required=WORKERS)
+    clean.run(WITHOUT)
+    words = [tmp_path / "tables.pbtxt", "--num-required", WORKERS, "--on-bad-row", "drop", "--listen", uri]
+    words += ["--checkpoint", tmp_path / "run", "--every", 5, "--resume"]
+    service, frames = Process(*words), [log_of([step]) for step in range(STEPS)]
+    with ps.connect(uri, patience_s=HANG_S) as client, client.producer("log") as producer:
+        for step, frame in enumerate(frames):
+            if step in (60, 103, 106):  # with the norms of too few frames, and before, and between, what it leaves out
+                service.process.kill()
+                service.process.communicate()
+                service = Process(*words)
+            for who in NAMES:
+                if (rows := frame.filter(pc.field("contributor") == who)).num_rows:
+                    producer.send(rows)
+    service.process.terminate()
+    service.process.communicate(timeout=HANG_S)
+    assert ps.Engine.restore(tmp_path / "run").state_hash() == clean.state_hash()
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES)

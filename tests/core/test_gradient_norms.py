@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.threads import ThreadTeam
-from penstock.core.gradient_norms import FLOATS_PER_TASK, StepNorms, norm_of, squares_of
+from penstock.core.gradient_norms import EPSILON, FLOATS_PER_TASK, StepNorms, norm_of, squares_of
 from penstock.model.config.clipping import Clip
 from penstock.model.frames import Coalesced, SummedArrays
 from penstock.model.stats import Counters
+from penstock.pyx.norms import clip_rows
 
 DIMS = {"word": 64, "user": 3}
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -24,6 +25,17 @@ def test_a_row_has_the_sum_of_squares_of_the_twin(num_rows, dim, seed):
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(num_rows, dim)) * 10.0 ** rng.integers(-20, 20, (num_rows, dim))).astype(np.float32)
     assert squares_of(rows).tobytes() == reference.row_squares(rows).tobytes()
+
+
+@given(st.integers(0, 20), st.integers(1, 35), st.integers(0, 99), st.floats(1e-20, 1e20))
+def test_rows_beyond_a_norm_are_those_of_the_twin(num_rows, dim, seed, most):
+    rng = np.random.default_rng(seed)
+    rows = (rng.normal(size=(num_rows, dim)) * 10.0 ** rng.integers(-20, 20, (num_rows, 1))).astype(np.float32)
+    expected, squares = reference.clipped_rows(rows, most, EPSILON), squares_of(rows)
+    num_large = (np.sqrt(squares) > most).sum()
+    assert clip_rows(rows, squares, most, EPSILON) == num_large
+    assert rows.tobytes() == expected.tobytes()
+    assert squares.tobytes() == reference.row_squares(expected).tobytes()
 
 
 @given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), max_size=30), st.randoms())

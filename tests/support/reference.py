@@ -51,6 +51,13 @@ def row_squares(rows: Float32) -> npt.NDArray[np.float64]:
     return sums[:, 0]
 
 
+def clipped_rows(rows: Float32, most: float, epsilon: float) -> Float32:
+    """Return rows with those scaled down whose norm exceeds ``most``. Twin of ``norms.clip_rows``."""
+    norms = np.sqrt(row_squares(rows))
+    scales = np.where(norms > most, most / (norms + epsilon), 1.0).astype(np.float32)
+    return rows * scales[:, None]
+
+
 def index(ids: Int64) -> Int64:
     """Return dense indices in order of first appearance: the twin of ``IdTable.insert`` on an empty table."""
     seen: dict[int, int] = {}
