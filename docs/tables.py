@@ -194,6 +194,7 @@ ALERTS = {
     "not_finite_rows_total": "above 0",
     "clipped_steps_total": "its rate ÷ that of `penstock_steps_total` grows: gradients explode",
     "table_gradient_norm": "several times that of yesterday",
+    "table_update_norm": "several times that of yesterday, or 0",
     "contributor_norm": "far from those of the others",
     "limited_frames_total": "any increase: look at that contributor",
     "clipped_rows_total": "its rate ÷ that of the updated rows grows: gradients explode",

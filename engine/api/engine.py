@@ -139,6 +139,8 @@ class Engine(TableAccess):
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(tables)
         self.core.observe(self.watch)
+        if self.core.norms is not None:
+            self.watch.look_closer()  # at the norms of updates
         in_job = share is not None and not self.commits_alone
         self._reads: LiveReads | None = None
         self.session = CheckpointSession(

@@ -276,4 +276,5 @@ class SourceRun:
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),
                 **core.norm_reports(),
+                **self._telemetry.norm_reports(),
             )

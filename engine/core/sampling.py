@@ -143,6 +143,7 @@ class Probe:
         self._rng = np.random.default_rng(0)
         self.hot = Hot()
         self.norms: dict[str, float] = {}
+        self.update_norms: dict[str, float] = {}  # the last ones of all tables
         self.moments: list[Moment] = []
 
     def before(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
@@ -169,7 +170,7 @@ class Probe:
                     moved = np.subtract(self._tables.table(name).read(ids), rows, dtype=np.float64)
                 norm = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
                 if math.isfinite(norm):  # skip rows that became infinite
-                    self.norms[name] = norm
+                    self.norms[name] = self.update_norms[name] = norm
             self._rows = {}
 
     @contextmanager

@@ -50,6 +50,7 @@ class MetricsSnapshot:
     last_rates: tuple[float, ...] = ()
     gradient_norms: Mapping[str, float] = field(default_factory=dict)
     contributor_norms: Mapping[str, float] = field(default_factory=dict)
+    update_norms: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, TableReport]
     updated: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
@@ -104,6 +105,10 @@ class Telemetry(StepObserver):
         """Create the probe, if there is none."""
         if self.probe is None:
             self.probe = Probe(self._tables)
+
+    def norm_reports(self) -> dict[str, Any]:
+        """Return the norms that a Report and metrics have of updates; nothing if none are sampled."""
+        return {} if self.probe is None else {"update_norms": dict(self.probe.update_norms)}
 
     @contextmanager
     def run(

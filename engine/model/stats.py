@@ -225,6 +225,9 @@ class Report:
         With ``clip`` or ``limit``, table → norm of its gradients in the last step, before they were scaled down.
     contributor_norms : mapping of str to float
         With ``limit``, contributor → median of the norms of its last frames.
+    update_norms : mapping of str to float
+        With ``clip`` or ``limit``, table → root mean square of the changes of some of its rows, in the last step that
+        was sampled.
 
     Examples
     --------
@@ -270,6 +273,7 @@ class Report:
     limited: Mapping[str, int] = field(default_factory=dict)
     gradient_norms: Mapping[str, float] = field(default_factory=dict)
     contributor_norms: Mapping[str, float] = field(default_factory=dict)
+    update_norms: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.

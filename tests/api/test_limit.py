@@ -222,6 +222,8 @@ def test_a_report_has_the_norms_of_tables_and_contributors():
     report = engine.run(pa.table(rows))
     assert report.contributor_norms == {"a": 5.0, "b": 10.0}
     assert report.gradient_norms == report.to_dict()["gradient_norms"] == {"t": 15.0}
+    assert list(report.update_norms) == ["t"]
+    assert report.update_norms["t"] > 0
     assert engine_of(None).run(pa.table(rows)).to_dict()["gradient_norms"] == {}
 
 

@@ -47,6 +47,7 @@ METRIC_OF = {
     "limited": "penstock_limited_frames_total",
     "gradient_norms": "penstock_table_gradient_norm",
     "contributor_norms": "penstock_contributor_norm",
+    "update_norms": "penstock_table_update_norm",
     "absent": "penstock_absent_steps_total",
 }
 # Every number of the keys of a dynamic table, and its metric.

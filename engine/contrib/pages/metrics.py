@@ -207,6 +207,7 @@ class Metrics(MetricsCollector):
                 **({} if core.turns is None else core.turns.measures()),
                 last_rates=core.last_rates or (),
                 **core.norm_reports(),
+                **watch.norm_reports(),
                 tables=core.table_reports(expired_waiting),
                 updated=watch.updated.copy(),
                 num_steps=watch.num_steps,
@@ -319,6 +320,8 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield labelled("penstock_table_gradient_norm", Gauge, norm, "table", snapshot.gradient_norms)
     norm = "median of the norms of the last 100 frames; with limit"
     yield labelled("penstock_contributor_norm", Gauge, norm, "contributor", snapshot.contributor_norms)
+    norm = "root mean square of the changes of rows, of some rows of the last step that was sampled"
+    yield labelled("penstock_table_update_norm", Gauge, norm, "table", snapshot.update_norms)
 
 
 def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
