@@ -25,6 +25,7 @@ from penstock.io.table_formats.table_format import (
 from penstock.io.table_formats.tensor_blocks import blocks
 from penstock.io.table_formats.tensor_names import KEYS, Assigned, WantedTable, advice, assign, without_patterns
 from penstock.model.config.specs import WEIGHTS
+from penstock.model.config.tables import FromFile
 from penstock.model.frames import Float32, Int64
 from penstock.model.updates.optimizer_class import POSITIVE
 from penstock.rows.derived_slots import DerivedSlots
@@ -57,7 +58,8 @@ class LoadedTables:
         "TABLE/SLOT" → the number of zeros that became 1.2e-38, because the optimizer divides by them without an
         epsilon.
     notes : tuple of str
-        A sentence for each table with rows whose slot could not be derived, or whose optimizer differs from torch's.
+        A sentence for each table with rows whose slot could not be derived, whose optimizer differs from torch's, or
+        that starts from the vectors of a file, which these rows have replaced.
     step : int or None
         The updates that the source's optimizers have made, if the rate of an update here depends on its step: what to
         give ``gate.set_global_step``. ``penstock import`` begins at it.
@@ -223,6 +225,11 @@ class TablesReader:
         step, notes = first_step({name: self._states.get(name, NO_STATE).step for name in counting})
         for name, state in self._states.items():
             notes += differences(self._tables.specs[name], state)
+        for name, parts in taken.items():
+            initializer = specs[name].initializer
+            if WEIGHTS in parts and isinstance(initializer, FromFile):
+                rows = f"the rows of '{parts[WEIGHTS]}' have replaced the vectors of {initializer.path}"
+                notes.append(f"table '{name}': {rows}, which it starts from")
         notes = [*self._derived.notes, *notes]
         form = ", ".join(dict.fromkeys(each.name for each in self._formats.values()))
         return LoadedTables(form, taken, dict(self._rows), initial, derived, skipped, raised, tuple(notes), step)

@@ -54,6 +54,20 @@ def test_a_row_starts_from_its_vector_and_others_from_zeros(tmp_path, ids):
     assert (engine.lookup("word", [3]) != expected[3]).all()
 
 
+def test_an_import_says_that_it_has_replaced_the_vectors(tmp_path):
+    config, path = (
+        config_of(parquet(tmp_path / "v.parquet", np.arange(ROWS), VECTORS), trainable=False),
+        tmp_path / "n.npz",
+    )
+    np.savez(path, other=VECTORS + 1)
+    engine = ps.Engine(config)
+    (note,) = engine.read_tables(path, names={"other": "word"}).notes
+    assert note == (
+        f"table 'word': the rows of 'other' have replaced the vectors of {tmp_path}/v.parquet, which it starts from"
+    )
+    same(engine.lookup("word", range(ROWS)), VECTORS + 1)
+
+
 def test_numpy_files_name_rows_by_their_place(tmp_path):
     np.save(tmp_path / "v.npy", VECTORS[:30])
     same(ps.Engine(config_of(tmp_path / "v.npy")).lookup("word", range(30)), VECTORS[:30])
