@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from functools import partial
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -54,30 +55,44 @@ class StepNorms:
         blocks = {name: [part.sums for each in rows for part in each.summed] for name, rows in coalesced.items()}
         row_norm = None if self._clip is None else self._clip.row_norm
         tasks = {
-            name: [task for sums in several for task in _tasks_of(sums, row_norm)] for name, several in blocks.items()
+            name: [_NormTask(rows, row_norm) for sums in several for rows in self._divided(sums)]
+            for name, several in blocks.items()
         }
-        self._run(list(chain(*tasks.values())))
+        every = list(chain(*tasks.values()))
+        self._run(task.measure for task in every)
         self.of_tables = {
             name: _norm_of_limbs(_sum(task.before for task in several)) for name, several in tasks.items()
         }
         if self._clip is None:
             return
-        counters.clipped_rows += sum(task.num_clipped for task in chain(*tasks.values()))
+        counters.clipped_rows += sum(task.num_clipped for task in every)
         if (most := self._clip.global_norm) is not None:
-            norm = _norm_of_limbs(_sum(task.after for task in chain(*tasks.values())))
+            norm = _norm_of_limbs(_sum(task.after for task in every))
             if norm > most:
                 scale = np.float32(most / (norm + EPSILON))
-                for sums in chain(*blocks.values()):
-                    sums *= scale
+                self._run(partial(task.scale, scale) for task in every)
                 counters.clipped_steps += 1
 
-    def _run(self, tasks: list[_NormTask]) -> None:
-        if len(tasks) > 1 and self._team.threads > 1:
-            with suppress(MemoryError):  # a thread found none for its own call
-                self._team.run([task.run for task in tasks])
-        for task in tasks:
-            if not task.is_done:
-                task.run()
+    def _divided(self, sums: Float32) -> Iterator[Float32]:
+        """Yield the rows in a few spans for each thread, none of them small."""
+        count = min(4 * self._team.threads, max(1, sums.size // FLOATS_PER_TASK))
+        bounds = [len(sums) * number // count for number in range(count + 1)]
+        return (sums[first:end] for first, end in pairwise(bounds))
+
+    def _run(self, calls: Iterable[Callable[[], None]]) -> None:
+        """Call all, each once: a thread that finds no memory for its own call leaves the rest to this one."""
+        left = dict(enumerate(calls))
+
+        def run(number: int) -> bool:
+            left[number]()
+            del left[number]
+            return True
+
+        if len(left) > 1 and self._team.threads > 1:
+            with suppress(MemoryError):
+                self._team.run([partial(run, number) for number in left])
+        for number in list(left):
+            run(number)
 
 
 class _NormTask:
@@ -89,26 +104,23 @@ class _NormTask:
 
     def __init__(self, rows: Float32, most: float | None) -> None:
         self._rows, self._most = rows, most
-        self.before = self.after = _no_limbs()
-        self._of_scaled = self.after if most is None else _no_limbs()
-        self._squares = np.empty(len(rows))
-        self.num_clipped, self.is_done = 0, False
+        self.before = _no_limbs()
+        self.after = self.before if most is None else _no_limbs()
+        self._squares = np.empty(min(len(rows), max(1, FLOATS_PER_TASK // rows.shape[1])))
+        self.num_clipped = 0
 
-    def run(self) -> bool:
-        row_squares(self._rows, self._squares)
-        add_exactly(self._squares, self.before)
-        if self._most is not None:
-            self.num_clipped = clip_rows(self._rows, self._squares, self._most, EPSILON)
-            if self.num_clipped:
-                add_exactly(self._squares, self._of_scaled)
-                self.after = self._of_scaled
-        self.is_done = True
-        return True
+    def measure(self) -> None:
+        size = max(1, FLOATS_PER_TASK // self._rows.shape[1])  # rows that are still in the cache when they are scaled
+        for first in range(0, len(self._rows), size):
+            rows, squares = self._rows[first : first + size], self._squares[: len(self._rows) - first][:size]
+            row_squares(rows, squares)
+            add_exactly(squares, self.before)
+            if self._most is not None:
+                self.num_clipped += clip_rows(rows, squares, self._most, EPSILON)
+                add_exactly(squares, self.after)
 
-
-def _tasks_of(sums: Float32, most: float | None) -> list[_NormTask]:
-    size = max(1, FLOATS_PER_TASK // sums.shape[1])
-    return [_NormTask(sums[first : first + size], most) for first in range(0, len(sums), size)]
+    def scale(self, scale: np.float32) -> None:
+        self._rows *= scale
 
 
 def _no_limbs() -> Limbs:
