@@ -72,7 +72,7 @@ class Positions:
 
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
-    claims : name of a producer → the claim of the process that took the name over, until that ends its stream
+    claims : name of a producer → the last claim of the name, without its stream once that has finished
     creations : name of a source or producer → what tells it from one of its name that is created later
     lineage : the history of steps; None: no service has used it
     unchecked : of every source, how many frames were applied before the tables changed; none of them is compared

@@ -121,8 +121,7 @@ class Rounds:
         rows = {table: tuple(block.copied() for block in blocks) for table, blocks in frame.rows.items()}
         nbytes = sum(block.ids.nbytes + block.grads.nbytes for blocks in rows.values() for block in blocks)
         # Bad rows have been handled when it arrived. Its memory may be its sender's, and ``reject`` may hold a batch.
-        kept = replace(frame, rows=rows, bad_rows=(), dropped={}, audit=None)
-        kept.reject = _rejection_of(kept)
+        kept = replace(frame, rows=rows, bad_rows=(), dropped={}, audit=None, reject=None)
         early = EarlyFrame(turn, kept, nbytes)
         self._early.setdefault(worker, deque()).append(early)
         self.num_early += 1
@@ -155,7 +154,10 @@ class Rounds:
     def head(self) -> Frame | None:
         """Return the frame whose turn it is; None: there is none, because of a worker that is missing or absent."""
         early = self._early.get(self._gate.num_accumulated)
-        return early[0].frame if early is not None and early[0].turn == self._gate.global_step else None
+        if early is None or early[0].turn != self._gate.global_step:
+            return None
+        frame = early[0].frame
+        return replace(frame, reject=_rejection_of(frame))  # only now: a frame that refers to itself outlives its turn
 
     @property
     def is_absent(self) -> bool:
@@ -229,7 +231,6 @@ class Rounds:
         for early in self._early.values():
             for each in early:
                 each.frame = replace(each.frame, drops=drops)
-                each.frame.reject = _rejection_of(each.frame)
 
     def refuse_head(self) -> None:
         """Drop the frame whose turn it is, whose sum is not finite: its worker is missing then."""

@@ -1,6 +1,8 @@
 """Rounds: one hash for any order in which the frames of workers arrive, over commits and resumes."""
 
+import gc
 import tempfile
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -229,6 +231,20 @@ def test_frames_of_a_step_have_the_same_learning_rates():
     push("rank-0", 1, 0.25)
     assert engine.global_step == 2
     assert engine.lookup("t", [1]).tolist() == [[-1.5, -1.5]]
+
+
+def test_an_early_frame_is_forgotten_after_its_turn():
+    engine, rows = engine_of(["a", "b"]), weakref.WeakSet()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            for name in ("b", "a"):
+                engine.apply({"t": ([1], [[1.0, 2.0]])}, contributor=name)
+                rows |= {each.frame for early in engine.core.turns._early.values() for each in early}
+        assert len(rows) == 0
+    finally:
+        gc.enable()
 
 
 def test_a_worker_that_is_far_ahead_is_told_who_is_missing():

@@ -14,6 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.base.errors import PenstockError, ServiceError, StateError, UsageError, listed
 from penstock.base.events import report
+from penstock.base.validation import whole
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import data_bytes
 from penstock.serving.flight.connection import Connection
@@ -124,6 +125,7 @@ class Producer:
         ServiceError
             If the service stays unreachable.
         """
+        step = None if step is None else whole("step", step, 0)
         batches = batches_of(frame, is_empty=step is not None)
         self._schema = self._schema or batches[0].schema
         batches = with_schema(batches, self._schema)
@@ -227,8 +229,7 @@ class Producer:
     def _say_who_is_missing(self, read: int) -> None:
         """Log each minute for which workers this one waits. read : its last frame that the service has read"""
         now_s = time.monotonic()
-        if self._waits_since_s is None:
-            self._waits_since_s = self._said_s = now_s
+        assert self._waits_since_s is not None
         if now_s - self._said_s < LOG_EVERY_S:
             return
         self._said_s = now_s
@@ -241,6 +242,8 @@ class Producer:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
         stream = self._stream
         assert stream is not None
+        if self._waits_since_s is None:
+            self._waits_since_s = self._said_s = time.monotonic()
         timeout_s = COMMIT_AFTER_S if commits else LOG_EVERY_S if self._is_worker else None
         if stream.wait_beyond(self.acked.position, timeout_s):
             self._release(stream)
@@ -316,6 +319,7 @@ class _PutStream:
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._over = self._ended = False
+        self._error: BaseException | None = None  # of the thread that writes
         self.acked: Ack | None = None
         self._threads = [threading.Thread(target=self._listen, name="penstock-acks", daemon=True)]
         self._unwritten: SimpleQueue[_Numbered | None] | None = None
@@ -340,8 +344,8 @@ class _PutStream:
             while (frame := self._unwritten.get()) is not None and self._write(frame):
                 pass
             self._end()
-        except (flight.FlightError, pa.ArrowException, OSError):
-            self._note_end()  # the caller sends the frames again
+        except BaseException as error:
+            self._fail(error)
 
     def _write(self, frame: _Numbered) -> bool:
         """Write a frame, if the stream has not ended."""
@@ -372,10 +376,20 @@ class _PutStream:
                 self._ended = True
                 self._writer.done_writing()
 
+    def _fail(self, error: BaseException) -> None:
+        """Keep an error of the thread that writes, which ``check`` raises, and end the stream."""
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self._end()
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
     def _note_end(self) -> None:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+        if self._unwritten is not None:
+            self._unwritten.put(None)
 
     def wait_beyond(self, position: int, timeout_s: float | None) -> bool:
         """Wait until more is acknowledged or the stream ends. Return False after the timeout."""
@@ -386,10 +400,12 @@ class _PutStream:
 
     @property
     def _is_over(self) -> bool:
-        return self._over or (self.acked is not None and self.acked.closing)
+        return self._over or self._error is not None or (self.acked is not None and self.acked.closing)
 
     def check(self) -> None:
         """Raise the error that ended the stream, if any."""
+        if self._error is not None:
+            raise self._error
         if self._is_over:
             with self._writing:  # gRPC aborts the process if the listener ends a closed stream
                 self._ended = True

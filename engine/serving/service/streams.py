@@ -13,6 +13,11 @@ from penstock.checkpoint.source_positions import Claim, Tally
 from penstock.model.version import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
 
+# In place of the stream of a claim whose process has finished.
+FINISHED = ""
+# The clocks of hosts that a service moves between differ by less.
+MOST_AHEAD_NS = 86_400 * 10**9
+
 
 @dataclass(eq=False)
 class Stream:
@@ -146,7 +151,10 @@ class Streams:
         name, now = request.contributor, self._now()
         if name is not None and request.stream is not None:
             self._check_claim(name, request.stream, request.claim)
-        stream = Stream(name, self._first(request), notify, now.tally(name, request.stream), replaced=replaced)
+        first = self._first(request)
+        if name is not None and request.stream is not None and request.claim is not None:
+            self._store(name, Claim(request.claim, request.stream))
+        stream = Stream(name, first, notify, now.tally(name, request.stream), replaced=replaced)
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
             snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
@@ -181,11 +189,13 @@ class Streams:
 
         Raises UsageError.
         """
+        if number is not None and number > time.time_ns() + MOST_AHEAD_NS:
+            raise UsageError(f"claim: expected the number that the service gave, got {number}")
         known = self._positions.claims.get(name)
-        if known is not None and known.stream != stream and (number is None or number < known.number):
+        if known is None or known.stream == stream:
+            return
+        if known.stream != FINISHED if number is None else number < known.number:
             raise _replaced(name)
-        if number is not None:
-            self._store(name, Claim(number, stream))
 
     def _store(self, name: str, claim: Claim) -> None:
         claims = self._positions.claims
@@ -194,13 +204,16 @@ class Streams:
         claims[name] = claim
 
     def finish(self, stream: Stream) -> None:
-        """Note that all frames of a stream have come. Raises UsageError if another stream of the producer has begun."""
+        """Note that all frames of a stream have come: one without a claim may follow, or with a later one.
+
+        Raises UsageError if another stream of the producer has begun.
+        """
         self.check_newest(stream)
         stream.is_finished = True
         name, identifier = stream.contributor, stream.tally.stream
         claims = self._positions.claims
         if name is not None and name in claims and claims[name].stream == identifier:
-            del claims[name]
+            claims[name] = claims[name]._replace(stream=FINISHED)
 
     def _end_newest(self, contributor: str) -> None:
         earlier = self._newest.get(contributor)

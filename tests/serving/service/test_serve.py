@@ -216,6 +216,30 @@ def test_only_a_name_claims_the_place_of_a_producer(stream):
         client.connection.act("position", contributor="w0", stream=stream, claims=True)
 
 
+def test_a_process_that_comes_back_after_a_later_one_has_finished_is_told():
+    with service_of() as service, client_of(service) as first, client_of(service) as two:
+        earlier, later = first.producer("w0"), two.producer("w0")
+        later.send(FRAMES[0])
+        later.close()
+        with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
+            sent(earlier, FRAMES[5])
+        put(service, FRAMES[1:2], contributor="w0", first=2)
+        assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
+def test_a_put_that_is_refused_takes_no_name():
+    with service_of() as service, client_of(service) as client:
+        producer = client.producer("w0")
+        later = {"contributor": "w0", "stream": "later", "claim": producer._claim + 1}
+        with pytest.raises(flight.FlightServerError, match="a gap: got frame 5"):
+            put(service, FRAMES[:1], first=5, **later)
+        with pytest.raises(flight.FlightServerError, match="claim: expected the number that the service gave"):
+            put(service, FRAMES[:1], first=1, **(later | {"claim": 2**63 - 1}))
+        producer.send(FRAMES[0])
+        producer.close()
+        assert service.engine.state_hash() == replayed(FRAMES[:1]).state_hash()
+
+
 @pytest.mark.parametrize("claim", [-1, "1", 2**63, True])
 def test_only_a_number_is_a_claim(claim):
     with service_of() as service, pytest.raises(flight.FlightServerError, match="claim: expected the number that the"):

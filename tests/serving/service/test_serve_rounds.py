@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from limits import HANG_S, until
@@ -193,6 +194,36 @@ def test_a_producer_that_is_far_ahead_can_leave_at_any_time(rows):
         with pytest.raises(KeyboardInterrupt):
             interrupted()
         until(lambda: client.status()["streams"] == 0)
+
+
+def test_an_error_of_the_thread_that_writes_is_that_of_the_producer(monkeypatch):
+    def fails(*_):
+        raise MemoryError("no memory for a frame")
+
+    def sends(frame):
+        producer.send(frame)
+        producer.wait()
+
+    with service_of(engine_of()) as service, client_of(service) as client:
+        producer = client.producer("rank-0")
+        monkeypatch.setattr("penstock.serving.flight.producer._PutStream._write", fails)
+        with pytest.raises(MemoryError, match="no memory for a frame"):
+            sends(frames_of(0, 1)[0])
+        monkeypatch.undo()
+        send(service, 1, frames_of(1, 1))
+        producer.wait()
+        producer.close()
+        until(lambda: service.engine.global_step == 1)
+
+
+def test_a_step_may_be_of_numpy_and_nothing_else():
+    empty = frames_of(0, 1)[0].slice(0, 0)
+    with service_of(engine_of()) as service, client_of(service) as client, client.producer("rank-0") as producer:
+        assert producer.send(empty, step=np.int64(3)) == 1
+        with pytest.raises(ps.UsageError, match="step: expected a whole number"):
+            producer.send(empty, step="4")
+        with pytest.raises(ps.UsageError, match="step: expected at least 0"):
+            producer.send(empty, step=-1)
 
 
 def test_more_workers_than_calls_are_refused(tmp_path):
