@@ -79,6 +79,7 @@ def joined_snapshots(shares: Sequence[MetricsSnapshot]) -> MetricsSnapshot:
         num_steps=sum(share.num_steps for share in shares),
         recent_s=[seconds for share in shares for seconds in share.recent_s],
         stage_s={stage: sum(share.stage_s[stage] for share in shares) for stage in first.stage_s},
+        update_norms=_joined_norms([share.update_norms for share in shares]),
         num_compiles=sum(share.num_compiles for share in shares),
         problems=joined_problems([share.problems for share in shares]),
         moments=[_joined_moment(moments) for moments in zip(*(share.moments for share in shares), strict=False)],
@@ -87,12 +88,17 @@ def joined_snapshots(shares: Sequence[MetricsSnapshot]) -> MetricsSnapshot:
 
 
 def _joined_moment(shares: Sequence[Moment]) -> Moment:
-    """Return a moment that all shares noted at the same frame: norms are the root mean square over their rows."""
-    norms: dict[str, float] = {}
-    for name in sorted({name for share in shares for name in share.norms}):
-        share_norms = [share.norms[name] for share in shares if name in share.norms]
-        norms[name] = math.sqrt(sum(norm * norm for norm in share_norms) / len(share_norms))
-    return replace(shares[0], norms=norms)
+    """Return a moment that all shares noted at the same frame."""
+    return replace(shares[0], norms=_joined_norms([share.norms for share in shares]))
+
+
+def _joined_norms(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the norms of tables that are root mean squares over the rows of each share."""
+    joined: dict[str, float] = {}
+    for table in sorted({table for share in shares for table in share}):
+        norms = [share[table] for share in shares if table in share]
+        joined[table] = math.sqrt(sum(norm * norm for norm in norms) / len(norms))
+    return joined
 
 
 def _joined_hot(shares: Sequence[MetricsSnapshot]) -> list[tuple[str, int, float]]:
