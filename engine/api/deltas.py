@@ -152,7 +152,7 @@ class Deltas(StepObserver):
         if self._delta.is_over:
             self._delta = None
             return None
-        self._core.check_whole()
+        self._core.failure.check_whole()
         return self._delta.next()
 
     def _emit(self) -> None:

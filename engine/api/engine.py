@@ -18,7 +18,7 @@ from penstock.base.threads import ThreadTeam
 from penstock.base.validation import whole
 from penstock.checkpoint.restoration import RestoreOptions, restore
 from penstock.checkpoint.session import CheckpointSession
-from penstock.core.engine_core import checked_reduction, create_core
+from penstock.core.core_creation import checked_reduction, create_core
 from penstock.core.frame_gate import FrameGate
 from penstock.core.gradient_checks import contributor_of
 from penstock.core.observers import Context

@@ -56,7 +56,7 @@ class LiveReads(StepObserver):
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, self._ahead(), session.durable_step or 0, config)
-            core.is_shared = True
+            core.failure.is_shared = True
         self._words.frame_time = core.freshness.newest.get(ROW)
         for name in core.tables.held.specs:
             self._note_steps(name)
@@ -80,10 +80,10 @@ class LiveReads(StepObserver):
         if isinstance(table, str):
             return self.lookup({table: ids}, consistent=consistent, timeout_ms=timeout_ms)[table]
         deadline = Deadline(timeout_ms)
-        self._core.check_readable()
+        self._core.failure.check_readable()
 
         def check(reason: str) -> None:
-            self._core.check_readable()
+            self._core.failure.check_readable()
             deadline.check(reason)
 
         tables = None

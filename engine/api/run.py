@@ -145,7 +145,7 @@ class SourceRun:
             except GeneratorExit:
                 raise
             except BaseException:
-                if self._deltas is not None and self._core.failed is None:
+                if self._deltas is not None and self._core.failure.reason is None:
                     yield from self._deltas.rest()
                 raise
             # If both are files, no other thread steps between the last delta and its commit. No lock is held for a

@@ -195,7 +195,7 @@ class TableAccess:
         >>> weights[5]
         array([0.9, 0.8], dtype=float32)
         """
-        self.core.check_readable()
+        self.core.failure.check_readable()
         return self.core.tables.view(name)
 
     def still(self) -> AbstractContextManager[None]:
@@ -414,7 +414,7 @@ class TableAccess:
         >>> engine.lookup("user", [5])
         array([[0.25, 0.5 ]], dtype=float32)
         """
-        self.core.check_whole()
+        self.core.failure.check_whole()
         row_ids, values = self.core.tables.checked_parameters(name, rows, ids, slots)
         self.core.load(lambda: {name: self.core.tables.set_rows(name, row_ids, values)})
 

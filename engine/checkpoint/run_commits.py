@@ -153,7 +153,7 @@ class RunCommits(CommitListener):
 
     def close(self) -> None:
         """Stop committing, and wait for the background thread."""
-        if self._commits is not None and not self._core.is_forked:
+        if self._commits is not None and not self._core.failure.is_forked:
             self._commits.abandon()
 
     def commit_begins(self) -> None:
@@ -174,7 +174,7 @@ class RunCommits(CommitListener):
 
     def check(self) -> None:
         """Raise the error of an earlier ``count``, or of the background thread, and StateError in a fork."""
-        if self._core.is_forked:
-            self._core.check_whole()
+        if self._core.failure.is_forked:
+            self._core.failure.check_whole()
         if self._error is not None:
             raise self._error

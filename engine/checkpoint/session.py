@@ -179,8 +179,8 @@ class CheckpointSession(StepObserver):
         if self._in_job:
             raise StateError(f"{action}: this engine holds a share of the rows; use penstock {action} DIR for its job")
         with self._core.gate.still():
-            if self._core.is_forked:
-                self._core.check_whole()
+            if self._core.failure.is_forked:
+                self._core.failure.check_whole()
             saver = self._savers.current
             if saver is None or saver.last is None:
                 raise StateError(f"{action}: this engine has no commit yet; save it, or run it with checkpoint=")
@@ -257,7 +257,7 @@ class CheckpointSession(StepObserver):
             try:
                 yield run
             except BaseException:
-                if not run.failed and self._core.failed is None:  # neither a commit nor a step has failed
+                if not run.failed and self._core.failure.reason is None:  # neither a commit nor a step has failed
                     run.end(completed=False)
                 raise
             finally:

@@ -92,7 +92,7 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
         ("inner", "core_failed"),
         ("outer", "core_failed"),
     ]
-    assert engine.core.failed == "RuntimeError: device lost"
+    assert engine.core.failure.reason == "RuntimeError: device lost"
     with pytest.raises(ps.StateError, match="an earlier step failed half way"):
         engine.lookup("t", [1])
 
@@ -114,10 +114,10 @@ def test_an_error_of_an_observer_fails_the_engine_once_a_frame_has_entered(limit
     engine.core.observe(observer)
     with pytest.raises(RuntimeError, match="no memory"):
         apply(engine, [1], local_step=4)  # stale: nothing of it enters
-    assert engine.core.failed is None
+    assert engine.core.failure.reason is None
     with pytest.raises(RuntimeError, match="no memory"):
         apply(engine, [1])
-    assert engine.core.failed == "RuntimeError: no memory"
+    assert engine.core.failure.reason == "RuntimeError: no memory"
     with pytest.raises(ps.StateError, match="an earlier step failed half way"):
         engine.apply({"t": frame([1])}, local_step=4, contributor="a")  # a stale frame, too
 

@@ -206,7 +206,7 @@ def state_of(engine):
     for source in positions["sources"]:
         source[0] = Path(source[0]).name
     state = [
-        core.failed,
+        core.failure.reason,
         core.changed_step,
         core.last_rates,
         core.gate.get_state(),
@@ -216,7 +216,7 @@ def state_of(engine):
     state += [watch.num_steps, dict(watch.updated), len(watch.recent_s), watch.counters.get_state() | {"held_bytes": 0}]
     if watch.probe is not None:
         state.append([sample.frame for sample in watch.probe.hot.samples])
-    if core.failed is None:
+    if core.failure.reason is None:
         state.append(engine.state_hash())
         if engine.core.tables.table("t").on_host is not None:
             rows = engine.reads.lookup({"t": np.arange(ROWS)})

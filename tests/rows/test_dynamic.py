@@ -156,7 +156,7 @@ def test_loads_admit_without_a_filter():
     with pytest.raises(ps.CapacityError, match=r"no room for 1 of 1 new keys: .*; set a larger vocabulary_size$"):
         engine.load_parameters("user", rows, ids=[-7, 4], accumulators=rows)
     assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
-    assert engine.core.failed is None
+    assert engine.core.failure.reason is None
     with pytest.raises(ps.UsageError, match="an id occurs twice in ids"):
         engine.load_parameters("user", rows, ids=[-7, -7], accumulators=rows)
     with pytest.raises(ps.UsageError, match="table 'user' is dynamic: name the keys of the rows, with ids="):

@@ -230,7 +230,7 @@ class Metrics(MetricsCollector):
         self._engine.watch.look_closer()
 
     def checked_step(self) -> int:
-        self._engine.core.check_whole()
+        self._engine.core.failure.check_whole()
         return self._engine.global_step
 
 

@@ -21,7 +21,7 @@ from penstock.contrib.ray.owners import Ended
 from penstock.contrib.shares import WholeTables
 from penstock.contrib.shares.joined_deltas import JoinedDeltas
 from penstock.contrib.shares.joined_reports import joined_problems, joined_tables, joined_variants
-from penstock.core.engine_core import checked_reduction
+from penstock.core.core_creation import checked_reduction
 from penstock.io.decoding.reader import ReadOptions, unverified_text
 from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row

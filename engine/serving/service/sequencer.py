@@ -359,7 +359,7 @@ class Sequencer(CommitListener):
             with watch.timed("sum"):
                 pushed = self._engine.core.push(FrameRun.of(frame), self._context)
         except BaseException as error:
-            if self._engine.core.failed is not None:  # else nothing of the frame was applied
+            if self._engine.core.failure.reason is not None:  # else nothing of the frame was applied
                 self._fail(error)
             raise
         if pushed.full is not None:  # the gate cannot open: no frame can follow

@@ -113,7 +113,7 @@ class TableSnapshots:
         dynamic, end = tables.dynamic.get(name), dict[str, Any]()
         at_once = max(1, BLOCK_BYTES // (4 * tables.table(name).layout.dim))
         with self._engine.gate.still():
-            self._engine.core.check_whole()
+            self._engine.core.failure.check_whole()
             since, step = self._log.publish_all(), self._engine.global_step
             if dynamic is None:
                 ids: Int64 | range = range(tables.specs[name].vocabulary_size)
@@ -122,7 +122,7 @@ class TableSnapshots:
         for first in range(0, len(ids), at_once):
             block_ids = ids[first : first + at_once]
             with self._engine.gate.still():
-                self._engine.core.check_whole()
+                self._engine.core.failure.check_whole()
                 step = self._engine.global_step
                 block = self._block(
                     name,
