@@ -1,6 +1,6 @@
 """Views of the tables of an EngineConfig, which work even if its optimizers cannot be run.
 
-There are no checks here and no Python objects of tables or features; specs.py and embedding.py have those.
+There are no checks here and no Python objects of tables or features; specs.py and contents.py have those.
 """
 
 from __future__ import annotations
