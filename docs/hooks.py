@@ -100,7 +100,7 @@ def commands() -> str:
 
 def more_about_flags() -> Iterator[str]:
     """Yield the flags of which the help leaves something to say, and the pages that say more."""
-    from penstock.model.options import options_of
+    from penstock.model.command_options import options_of
 
     for option in options_of().values():
         if option.flag is not None and (option.flag.details or option.flag.pages):

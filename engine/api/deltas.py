@@ -21,8 +21,9 @@ from penstock.core.engine_core import EngineCore
 from penstock.core.freshness import DELTA
 from penstock.core.observers import ALL_UNSEEN, EVERY_STEP, Pushed, StepObserver, Stepped, Unseen
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
+from penstock.model.command_options import RunOptions, options_of
 from penstock.model.frames import Int64
-from penstock.model.options import DeltaOptions, RunOptions, options_of
+from penstock.model.options import DeltaOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

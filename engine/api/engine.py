@@ -24,13 +24,14 @@ from penstock.core.gradient_checks import contributor_of
 from penstock.core.observers import Context
 from penstock.core.telemetry import Telemetry
 from penstock.io.decoding.frame_from_arrays import one_frame
+from penstock.model.command_options import RunOptions, StageOptions
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frames import Contributor, time_given
 from penstock.model.frozen_tables import check_no_until_step
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import Rates
-from penstock.model.options import AnyPath, RunOptions, StageOptions
+from penstock.model.options import AnyPath
 from penstock.model.stats import Report
 from penstock.rows.shared.folder import SharedFolder
 from penstock.rows.table_programs import Variant

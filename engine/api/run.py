@@ -31,9 +31,10 @@ from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
+from penstock.model.command_options import StageOptions
 from penstock.model.frames import FrameRun
 from penstock.model.learning_rates import LearningRates
-from penstock.model.options import AnyPath, StageOptions
+from penstock.model.options import AnyPath
 from penstock.model.stats import Counters, Report
 from penstock.model.workers import runs_in_rounds
 

@@ -40,7 +40,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of the table in options.py.
+    """One option of options.py, or of command_options.py.
 
     group : of the flags under ``--help``
     text : for docstrings and help

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.base.errors import UsageError, close_names
+from penstock.model.command_options import options_of
 from penstock.model.gate_policy import GatePolicy
-from penstock.model.options import options_of
 
 if TYPE_CHECKING:
     from penstock.model.config.embedding import EmbeddingConfig

@@ -23,8 +23,9 @@ from penstock.cli.output import Output, ProgressLine, place_text, writing
 from penstock.cli.replay_flags import Checked, check_no_passes
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.cli.watching import check_library, watching
+from penstock.model.command_options import RunOptions
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.options import RunOptions, TableChangeOptions
+from penstock.model.options import TableChangeOptions
 from penstock.rows.shared.folder import SharedFolder
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"

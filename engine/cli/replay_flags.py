@@ -20,9 +20,10 @@ from penstock.io.delta_sink import is_stream
 from penstock.io.sources.opening import check_not_read, open_sources
 from penstock.io.sources.seekable_source import check_order
 from penstock.io.table_files import table_path
+from penstock.model.command_options import options_of
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.learning_rates import check_given
-from penstock.model.options import DeltaOptions, TableChangeOptions, options_of
+from penstock.model.options import DeltaOptions, TableChangeOptions
 
 
 def check_deltas(args: argparse.Namespace) -> None:

@@ -36,9 +36,10 @@ from penstock.cli.watching import check_library, page_addresses, pages, watching
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.partitions.partition_source import partitions_of, topic_kinds
 from penstock.io.patience import Patience
+from penstock.model.command_options import options_of
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.learning_rates import LearningRates
-from penstock.model.options import DeltaOptions, OneReaderOptions, ReadingOptions, WatchingOptions, options_of
+from penstock.model.options import DeltaOptions, OneReaderOptions, ReadingOptions, WatchingOptions
 from penstock.serving.flight.connection import Address
 from penstock.serving.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
 from penstock.serving.service.connections import wait_for_descriptors

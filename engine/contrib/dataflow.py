@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from penstock.api.deltas import form_of
 from penstock.base.validation import INT64_MAX, check_known
+from penstock.model.command_options import StageOptions, options_of
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.options import DeltaOptions, GateOptions, InitialOptions, StageOptions, ThreadOptions, options_of
+from penstock.model.options import DeltaOptions, GateOptions, InitialOptions, ThreadOptions
 
 if TYPE_CHECKING:
     from penstock.api.engine import Engine

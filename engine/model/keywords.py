@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from penstock.base.validation import check_known
-from penstock.model.options import OPTIONS
+from penstock.model.command_options import OPTIONS
 
 Arguments = ParamSpec("Arguments")
 Given = TypeVar("Given")

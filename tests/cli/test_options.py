@@ -7,7 +7,7 @@ import penstock as ps
 from penstock.cli.command_line import COMMAND_OF
 from penstock.cli.main import parser
 from penstock.contrib.ray.job import Job
-from penstock.model.options import RunOptions, options_of
+from penstock.model.command_options import RunOptions, options_of
 
 FLAGS = [option for option in options_of().values() if option.flag is not None]
 

@@ -16,7 +16,8 @@ from penstock.cli.output import Output, ProgressLine, count, place_text, writing
 from penstock.cli.replay_flags import Checked
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.contrib.passes.multi_pass import MultiPass, check_seekable
-from penstock.model.options import PassOptions, WatchingOptions, options_of
+from penstock.model.command_options import PassOptions, options_of
+from penstock.model.options import WatchingOptions
 
 EXAMPLE = "penstock passes tables.pbtxt log.arrows --passes 4 --checkpoint parts --every 10"
 

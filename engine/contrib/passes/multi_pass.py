@@ -37,17 +37,11 @@ from penstock.contrib.shares.mapped_rows import mapped_tables
 from penstock.contrib.shares.part_deltas import merged
 from penstock.io.delta_sink import is_stream, open_deltas
 from penstock.io.sources.opening import read_once
+from penstock.model.command_options import PassOptions, options_of
 from penstock.model.config.clipping import check_no_norms
 from penstock.model.config.embedding import EmbeddingConfig
 from penstock.model.frozen_tables import check_no_until_step
-from penstock.model.options import (
-    DeltaOptions,
-    OneReaderOptions,
-    PassOptions,
-    ReadingOptions,
-    TableChangeOptions,
-    options_of,
-)
+from penstock.model.options import DeltaOptions, OneReaderOptions, ReadingOptions, TableChangeOptions
 from penstock.model.stats import Report, TableReport, not_finite_note
 
 if TYPE_CHECKING:

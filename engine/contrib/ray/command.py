@@ -15,8 +15,8 @@ from penstock.cli.replay_report import say_report
 from penstock.cli.watching import check_library, watching
 from penstock.contrib.ray.job import Job
 from penstock.io.sources.source_kinds import source_kind
+from penstock.model.command_options import JobOptions
 from penstock.model.config.embedding import EmbeddingConfig
-from penstock.model.options import JobOptions
 
 EXAMPLE = "penstock job tables.pbtxt a.arrows b.arrows --ray auto --shares 8 --num-required 2 --checkpoint state"
 

@@ -25,7 +25,7 @@ from penstock.contrib.shares.joined_deltas import JoinedDeltas
 from penstock.contrib.shares.joined_reports import joined_counters
 from penstock.core.telemetry import MetricsSnapshot
 from penstock.io.run_files import RunFiles
-from penstock.model.options import JobOptions
+from penstock.model.command_options import JobOptions
 from penstock.model.stats import Counters
 
 if TYPE_CHECKING:

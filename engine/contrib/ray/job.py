@@ -27,11 +27,12 @@ from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.opening import expanded
+from penstock.model.command_options import JobOptions
 from penstock.model.config.clipping import check_no_norms
 from penstock.model.frozen_tables import check_no_until_step
 from penstock.model.keywords import with_options
 from penstock.model.learning_rates import LearningRates
-from penstock.model.options import DeltaOptions, JobOptions
+from penstock.model.options import DeltaOptions
 from penstock.model.stats import Counters, Report
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from penstock.contrib.shares import frames_of
 from penstock.core.engine_core import EngineCore
 from penstock.core.observers import Context
 from penstock.core.telemetry import MetricsSnapshot
+from penstock.model.command_options import JobOptions
 from penstock.model.frames import Float32, Frame, FrameRun, Int64
 from penstock.model.learning_rates import LearningRates
-from penstock.model.options import DeltaOptions, JobOptions
+from penstock.model.options import DeltaOptions
 from penstock.model.stats import Counters, TableReport
 from penstock.rows.state_hash import KeyArrays
 

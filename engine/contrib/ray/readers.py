@@ -13,8 +13,8 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.contrib.shares import Router
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
+from penstock.model.command_options import JobOptions
 from penstock.model.frames import Frame, FrameRun
-from penstock.model.options import JobOptions
 from penstock.model.overflows import without_overflows
 
 # The place of a frame in the order of a job: its round, then the number of its source.

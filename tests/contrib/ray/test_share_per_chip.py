@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.contrib.ray import Job
 from penstock.contrib.ray.cluster import started
 from penstock.contrib.ray.owners import Owner
-from penstock.model.options import JobOptions
+from penstock.model.command_options import JobOptions
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
