@@ -142,6 +142,37 @@ class Process:
                 error.add_note(f"the service {state}; on stderr it wrote: {err or 'nothing'}")
 
 
+class Killable:
+    """``penstock serve`` at one address, in a process that ``kill`` ends and ``start`` starts again."""
+
+    def __init__(self, folder, config, *words):
+        self.folder = folder
+        config.save(folder / "tables.pbtxt")
+        self.words = (folder / "tables.pbtxt", "--listen", f"grpc://127.0.0.1:{free_port()}", *words)
+        self.start("run")
+
+    def start(self, name):
+        resume = ["--resume"] if (self.folder / name).exists() else []
+        self.process = Process(*self.words, "--checkpoint", self.folder / name, *resume)
+        assert self.process.uri is not None, self.process.wait()
+        self.uri = self.process.uri
+
+    def kill(self):
+        self.process.process.kill()
+        self.process.process.communicate()
+
+    def state_hash(self):
+        with ps.connect(self.uri) as client:
+            client.checkpoint()
+        return ps.Engine.restore(self.folder / "run").state_hash()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.__exit__()
+
+
 def self_signed(folder):
     """A folder with ``cert.pem``, a self-signed certificate for localhost and 127.0.0.1, and its ``key.pem``."""
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
