@@ -41,11 +41,11 @@ class SourcePosition:
 class Tally(NamedTuple):
     """The counts of one producer's stream.
 
-    stream : identifier from the producer, with which it may continue over another connection; None: it has none
+    process : identifies the producer's process, which may continue over another connection; None: it gave none
     applied, stale : frames; dropped : reason → rows
     """
 
-    stream: str | None = None
+    process: str | None = None
     applied: int = 0
     stale: int = 0
     dropped: Mapping[str, int] = {}
@@ -55,14 +55,14 @@ class Tally(NamedTuple):
         dropped = self.dropped
         if frame.dropped:
             dropped = dict(Counter(dropped) + Counter(frame.dropped))
-        return Tally(self.stream, self.applied + (not was_stale), self.stale + was_stale, dropped)
+        return Tally(self.process, self.applied + (not was_stale), self.stale + was_stale, dropped)
 
 
 class Claim(NamedTuple):
-    """number : larger than those of the name's earlier claims; stream : identifies the claiming process"""
+    """number : larger than those of the name's earlier claims; process : identifies the claiming one"""
 
     number: int
-    stream: str
+    process: str
 
 
 class Positions:
@@ -72,7 +72,7 @@ class Positions:
 
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
-    claims : name of a producer → the last claim of the name, without its stream once that has finished
+    claims : name of a producer → the last claim of the name, without its process once that has finished
     creations : name of a source or producer → what tells it from one of its name that is created later
     lineage : the history of steps; None: no service has used it
     unchecked : of every source, how many frames were applied before the tables changed; none of them is compared
@@ -179,11 +179,11 @@ class Positions:
         ]
         positions.creations = dict(state["creations"])
         claims = state.get("claims", {}).items()
-        positions.claims = {name: Claim(int(number), stream) for name, (number, stream) in claims}
+        positions.claims = {name: Claim(int(number), process) for name, (number, process) in claims}
         positions.producers = {name: int(frames) for name, frames in state["producers"].items()}
         positions.tallies = {
-            name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
-            for name, (stream, applied, stale, dropped) in state["tallies"].items()
+            name: Tally(process, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
+            for name, (process, applied, stale, dropped) in state["tallies"].items()
         }
         positions.lineage = Lineage.from_state(state)
         positions.stale_rows = int(state["stale_rows"])

@@ -62,8 +62,9 @@ class PutRequest:
     kind : "gradients" (acknowledged) or "exchange" (also answered with deltas)
     contributor : the producer's name, for its frame numbers; None: no numbers, so the stream cannot be resumed
     first : the number of the stream's first frame, counted from 1
-    stream : an identifier; a request with that of the contributor's last stream continues its counts
-    claim : the number of the claim under that identifier; None: none was made
+    process : identifies the producer's, as "stream" in JSON; a request with that of the contributor's last stream
+        continues its counts
+    claim : the number of the claim of that process; None: none was made
     ends : whether metadata marks the ends of frames, so that a frame may have several batches; else, without steps,
         each batch is a frame
     """
@@ -72,11 +73,17 @@ class PutRequest:
     contributor: str | None = None
     first: int | None = None
     ends: bool = False
-    stream: str | None = None
+    process: str | None = None
     claim: int | None = None
 
     def descriptor(self) -> flight.FlightDescriptor:
-        arguments = {name: value for name, value in vars(self).items() if name != "kind"}
+        arguments = {
+            "contributor": self.contributor,
+            "first": self.first,
+            "ends": self.ends,
+            "stream": self.process,
+            "claim": self.claim,
+        }
         return flight.FlightDescriptor.for_command(encoded({self.kind: arguments}))
 
     @classmethod
@@ -92,8 +99,8 @@ class PutRequest:
         if kind is None or not isinstance(command[kind], dict):
             got = encoded(command)[:100]
             raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {got!r}')
-        contributor, first, stream = (command[kind].get(key) for key in ("contributor", "first", "stream"))
-        for key, name in (("contributor", contributor), ("stream", stream)):
+        contributor, first, process = (command[kind].get(key) for key in ("contributor", "first", "stream"))
+        for key, name in (("contributor", contributor), ("stream", process)):
             if name is not None and not is_name(name):
                 raise UsageError(f"{key}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
         claim = command[kind].get("claim")
@@ -101,7 +108,7 @@ class PutRequest:
             raise UsageError(f"claim: expected the number that the service gave, got {claim!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        return cls(kind, contributor, first, bool(command[kind].get("ends", False)), stream, claim)
+        return cls(kind, contributor, first, bool(command[kind].get("ends", False)), process, claim)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Producer:
 
     def __init__(self, connection: Connection, contributor: str, first: int | None, window_bytes: int) -> None:
         self._connection, self._contributor, self._window_bytes = connection, contributor, window_bytes
-        self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
+        self._process = secrets.token_hex(8)  # identifies this one, which may need several connections
         self._patience = Patience(connection.patience_s)
         self._buffer: dict[int, _Numbered] = {}  # by number, ascending
         self._buffered_bytes = 0
@@ -73,7 +73,7 @@ class Producer:
         self.acked = Ack(0, False, 0)
         self.num_in_gate = 0
         # From here on, the service takes no frame of an earlier process of this name, so that the position stays.
-        answer = connection.act("position", contributor=contributor, stream=self._identifier, claims=True)
+        answer = connection.act("position", contributor=contributor, stream=self._process, claims=True)
         self._claim = answer.get("claim")
         self._is_worker = bool(answer.get("in_rounds"))
         self._waits_since_s: float | None = None
@@ -176,7 +176,7 @@ class Producer:
         """
         if not self._is_done():
             self._send_buffer()
-        now = self._connection.act("position", contributor=self._contributor, stream=self._identifier)
+        now = self._connection.act("position", contributor=self._contributor, stream=self._process)
         self.num_in_gate = now["in_gate"]
         return Ack(now["position"], False, now["step"], False, now["applied"], now["stale"], now["pending"])
 
@@ -267,8 +267,9 @@ class Producer:
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
         client, options = self._connection.opened()
-        identity = {"contributor": self._contributor, "stream": self._identifier}
-        request = PutRequest(first=position + 1, ends=True, claim=self._claim, **identity)
+        request = PutRequest(
+            contributor=self._contributor, first=position + 1, ends=True, process=self._process, claim=self._claim
+        )
         assert self._schema is not None
         return _PutStream(client, options, request, self._schema, self._is_worker)
 
@@ -291,7 +292,7 @@ class Producer:
                 self._is_worker and self._buffer
             ):  # a service that reads no further does not notice the end of the stream
                 with suppress(PenstockError):
-                    self._connection.act_once("leave", contributor=self._contributor, stream=self._identifier)
+                    self._connection.act_once("leave", contributor=self._contributor, stream=self._process)
             stream.close()
             self._release(stream)  # its last message may have arrived while it was closed
 

@@ -18,8 +18,8 @@ from penstock.serving.service.streams import Stream
 
 # How long a thread waits for a message before it checks for the end, and requests a commit of what it has applied.
 WAIT_S = 0.2
-# Continues the counts of the earlier stream after a restart.
-_STREAM = "broker"
+# In place of the identity of a process: the counts of the earlier stream continue after a restart.
+_PROCESS = "broker"
 
 
 class BrokerIntake:
@@ -68,7 +68,7 @@ class BrokerIntake:
     def _read(self, partition: Partition) -> None:
         acked: deque[Ack] = deque(maxlen=1)
         position = self._sequencer.position(partition.producer)
-        request = PutRequest(contributor=partition.producer, first=position + 1, stream=_STREAM)
+        request = PutRequest(contributor=partition.producer, first=position + 1, process=_PROCESS)
         stream = self._sequencer.open(request, acked.append)
         report("producer_connected", contributor=stream.contributor, first=stream.next)
         try:

@@ -243,16 +243,16 @@ class FlightServer(AnsweringServer):
             }
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
-        name, stream = request.get("contributor"), request.get("stream")
+        name, process = request.get("contributor"), request.get("stream")
         if not isinstance(name, str):
             raise UsageError('position: expected {"contributor": NAME}')
-        if request.get("claims") and not (is_name(name) and is_name(stream)):
+        if request.get("claims") and not (is_name(name) and is_name(process)):
             raise UsageError(f'position: expected {{"contributor": NAME, "stream": ID}}, each of 1 to {MAX_NAME} bytes')
         with self._service.engine.gate.still():
-            claim = self._service.sequencer.claim(name, stream) if request.get("claims") and is_name(stream) else None
+            claim = self._service.sequencer.claim(name, process) if request.get("claims") and is_name(process) else None
             return {
                 **({} if claim is None else {"claim": claim}),
-                **self._service.sequencer.streams.counts(name, stream),
+                **self._service.sequencer.streams.counts(name, process),
                 "in_gate": self._service.engine.core.contributed().get(name, 0),
                 "position": self._service.sequencer.streams.position(name),
                 "durable_position": self._service.sequencer.streams.durable_position(name),

@@ -177,19 +177,19 @@ class Sequencer(CommitListener):
             ):
                 self._turned.wait(LOOK_S)
 
-    def claim(self, contributor: str, identifier: str) -> int:
-        """Take no more frames of a producer's earlier streams. identifier : of the streams that follow
+    def claim(self, contributor: str, process: str) -> int:
+        """Take no more frames of a producer's earlier streams. process : identifies that of the streams that follow
 
         Returns the number of the claim. Raises UsageError if the position of the name cannot be stored.
         """
         with self._engine.gate.still():
             self._turned.notify_all()
-            return self.streams.claim(contributor, identifier)
+            return self.streams.claim(contributor, process)
 
-    def leave(self, contributor: str, identifier: str) -> None:
+    def leave(self, contributor: str, process: str) -> None:
         """End the wait of a producer's stream, whose end cannot be read before."""
         with self._engine.gate.still():
-            self.streams.leave(contributor, identifier)
+            self.streams.leave(contributor, process)
             self._turned.notify_all()
 
     def pass_over(self, stream: Stream, number: int, reason: str | None = None) -> None:

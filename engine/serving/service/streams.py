@@ -13,7 +13,7 @@ from penstock.checkpoint.source_positions import Claim, Tally
 from penstock.model.version import Lineage
 from penstock.serving.flight.messages import Ack, PutRequest
 
-# In place of the stream of a claim whose process has finished.
+# In place of the process of a claim, once it has finished.
 FINISHED = ""
 # The clocks of hosts that a service moves between differ by less.
 MOST_AHEAD_NS = 86_400 * 10**9
@@ -76,10 +76,10 @@ class ServicePosition(NamedTuple):
     positions: Mapping[str, int]
     tallies: Mapping[str, Tally]
 
-    def tally(self, contributor: str | None, identifier: str | None) -> Tally:
+    def tally(self, contributor: str | None, process: str | None) -> Tally:
         """Return the initial counts of a new stream: those of the stream that it continues, else zeros."""
-        last = None if contributor is None or identifier is None else self.tallies.get(contributor)
-        return last if last is not None and last.stream == identifier else Tally(identifier)
+        last = None if contributor is None or process is None else self.tallies.get(contributor)
+        return last if last is not None and last.process == process else Tally(process)
 
     def ack(self, stream: Stream, tally: Tally, durable: bool) -> Ack:
         """Return the acknowledgement of a stream at this snapshot. tally : its counts up to here"""
@@ -133,10 +133,10 @@ class Streams:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
         return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
 
-    def counts(self, contributor: str, identifier: str | None) -> dict[str, int]:
+    def counts(self, contributor: str, process: str | None) -> dict[str, int]:
         """Return the step, the frames in the gate, and the counts of a producer's stream up to its position."""
         now = self._now()
-        tally = now.tally(contributor, identifier)
+        tally = now.tally(contributor, process)
         return {"step": now.step, "pending": now.pending, "applied": tally.applied, "stale": tally.stale}
 
     # ---- a stream
@@ -149,15 +149,15 @@ class Streams:
         Raises UsageError and InputError.
         """
         name, now = request.contributor, self._now()
-        if name is not None and request.stream is not None:
-            self._check_claim(name, request.stream, request.claim)
+        if name is not None and request.process is not None:
+            self._check_claim(name, request.process, request.claim)
         first = self._first(request)
-        if name is not None and request.stream is not None and request.claim is not None:
-            self._store(name, Claim(request.claim, request.stream))
-        stream = Stream(name, first, notify, now.tally(name, request.stream), replaced=replaced)
+        if name is not None and request.process is not None and request.claim is not None:
+            self._store(name, Claim(request.claim, request.process))
+        stream = Stream(name, first, notify, now.tally(name, request.process), replaced=replaced)
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
-            snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
+            snapshot.ack(stream, snapshot.tally(name, request.process), self.is_durable)
             for snapshot in (self._durable if self.is_durable else now, self._promised)
         )
         self._open.add(stream)
@@ -168,23 +168,23 @@ class Streams:
         notify(stream.acked)
         return stream
 
-    def claim(self, contributor: str, identifier: str) -> int:
+    def claim(self, contributor: str, process: str) -> int:
         """End the earlier streams of a producer: of its frames, only those of one process count until it has finished.
 
-        identifier : of the streams of that process
+        process : identifies that process
         Returns the claim's number. Raises UsageError if the position of the name cannot be stored.
         """
         known, newest = self._positions.claims.get(contributor), self._newest.get(contributor)
         self._check_room(contributor)
         # A restart may forget a claim, or remember one that had ended: then their times say which one is newer.
-        claim = Claim(max(time.time_ns(), 0 if known is None else known.number + 1), identifier)
+        claim = Claim(max(time.time_ns(), 0 if known is None else known.number + 1), process)
         self._store(contributor, claim)
-        if newest is not None and newest.tally.stream != identifier:
+        if newest is not None and newest.tally.process != process:
             self._end_newest(contributor)
             del self._newest[contributor]
         return claim.number
 
-    def _check_claim(self, name: str, stream: str, number: int | None) -> None:
+    def _check_claim(self, name: str, process: str, number: int | None) -> None:
         """Check that no other process has claimed a name since. number : of the process's own claim; None: it has none
 
         Raises UsageError.
@@ -192,9 +192,9 @@ class Streams:
         if number is not None and number > time.time_ns() + MOST_AHEAD_NS:
             raise UsageError(f"claim: expected the number that the service gave, got {number}")
         known = self._positions.claims.get(name)
-        if known is None or known.stream == stream:
+        if known is None or known.process == process:
             return
-        if known.stream != FINISHED if number is None else number < known.number:
+        if known.process != FINISHED if number is None else number < known.number:
             raise _replaced(name)
 
     def _store(self, name: str, claim: Claim) -> None:
@@ -210,10 +210,10 @@ class Streams:
         """
         self.check_newest(stream)
         stream.is_finished = True
-        name, identifier = stream.contributor, stream.tally.stream
+        name, process = stream.contributor, stream.tally.process
         claims = self._positions.claims
-        if name is not None and name in claims and claims[name].stream == identifier:
-            claims[name] = claims[name]._replace(stream=FINISHED)
+        if name is not None and name in claims and claims[name].process == process:
+            claims[name] = claims[name]._replace(process=FINISHED)
 
     def _end_newest(self, contributor: str) -> None:
         earlier = self._newest.get(contributor)
@@ -237,10 +237,10 @@ class Streams:
         self._check_room(name)
         return False
 
-    def leave(self, contributor: str, identifier: str) -> None:
+    def leave(self, contributor: str, process: str) -> None:
         """Note that a producer ends its stream."""
         stream = self._newest.get(contributor)
-        if stream is not None and stream.tally.stream == identifier:
+        if stream is not None and stream.tally.process == process:
             stream.has_left = True
 
     def is_newest(self, stream: Stream) -> bool:

@@ -156,12 +156,12 @@ def test_a_new_producer_takes_over_a_name_before_it_sends():
         with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
             sent(old, FRAMES[5])
         with pytest.raises(flight.FlightServerError, match="another stream of producer 'w0' has begun"):
-            put(service, FRAMES[5:6], contributor="w0", first=2, stream=old._identifier)
+            put(service, FRAMES[5:6], contributor="w0", first=2, process=old._process)
         assert new.send(FRAMES[1]) == 2
         new.close()
         assert (new.acked.position, new.acked.applied) == (2, 1)
         assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
-        put(service, FRAMES[2:3], contributor="w0", first=3, stream="another")  # as this one has finished
+        put(service, FRAMES[2:3], contributor="w0", first=3, process="another")  # as this one has finished
 
 
 def test_the_later_of_two_producers_of_a_new_name_has_it_also_after_a_restart(tmp_path):
@@ -185,10 +185,10 @@ def test_the_later_of_two_producers_of_a_new_name_has_it_also_after_a_restart(tm
 @pytest.mark.parametrize("returns_first", ["earlier", "later"])
 def test_the_later_of_two_producers_has_the_name_also_if_the_last_commit_was_before_it(returns_first, tmp_path):
     address, last_commit = Address("127.0.0.1", free_port(), False), tmp_path / "last_commit"
-    earlier = {"contributor": "w0", "stream": "old"}
+    earlier = {"contributor": "w0", "process": "old"}
     with connect(address.uri, patience_s=HANG_S) as client:
         with service_of(None, tmp_path / "run", every=1, address=address) as service:
-            earlier["claim"] = client.connection.act("position", claims=True, **earlier)["claim"]
+            earlier["claim"] = client.connection.act("position", contributor="w0", stream="old", claims=True)["claim"]
             put(service, FRAMES[:1], contributor="w1", first=1)
             shutil.copytree(tmp_path / "run", last_commit)  # as if the service was killed now
             later = client.producer("w0")
@@ -230,7 +230,7 @@ def test_a_process_that_comes_back_after_a_later_one_has_finished_is_told():
 def test_a_put_that_is_refused_takes_no_name():
     with service_of() as service, client_of(service) as client:
         producer = client.producer("w0")
-        later = {"contributor": "w0", "stream": "later", "claim": producer._claim + 1}
+        later = {"contributor": "w0", "process": "later", "claim": producer._claim + 1}
         with pytest.raises(flight.FlightServerError, match="a gap: got frame 5"):
             put(service, FRAMES[:1], first=5, **later)
         with pytest.raises(flight.FlightServerError, match="claim: expected the number that the service gave"):
@@ -243,7 +243,7 @@ def test_a_put_that_is_refused_takes_no_name():
 @pytest.mark.parametrize("claim", [-1, "1", 2**63, True])
 def test_only_a_number_is_a_claim(claim):
     with service_of() as service, pytest.raises(flight.FlightServerError, match="claim: expected the number that the"):
-        put(service, FRAMES[:1], contributor="w0", first=1, stream="a", claim=claim)
+        put(service, FRAMES[:1], contributor="w0", first=1, process="a", claim=claim)
 
 
 @pytest.mark.parametrize(

@@ -119,11 +119,11 @@ def test_counts_of_a_put_are_right_after_the_service_was_killed(tmp_path, commit
 
 def test_counts_begin_anew_with_another_stream(tmp_path):
     with service_of(folder=tmp_path / "c") as service:
-        assert put(service, FRAMES[:2], contributor="w0", first=1, stream="a")["applied"] == 2
-        assert put(service, FRAMES[2:4], contributor="w0", first=3, stream="a")["applied"] == 4
-        again = put(service, FRAMES[2:4], contributor="w0", first=3, stream="a")
+        assert put(service, FRAMES[:2], contributor="w0", first=1, process="a")["applied"] == 2
+        assert put(service, FRAMES[2:4], contributor="w0", first=3, process="a")["applied"] == 4
+        again = put(service, FRAMES[2:4], contributor="w0", first=3, process="a")
         assert (again["position"], again["applied"]) == (4, 4)
-        assert put(service, FRAMES[4:5], contributor="w0", first=5, stream="b")["applied"] == 1
+        assert put(service, FRAMES[4:5], contributor="w0", first=5, process="b")["applied"] == 1
         assert put(service, FRAMES[5:], contributor="w0", first=6)["applied"] == 1
 
 
@@ -163,7 +163,7 @@ def test_an_interrupt_inside_a_frame_sends_it_again_from_its_beginning(monkeypat
 def test_names_of_streams_that_are_no_text_are_refused():
     problem = "stream: expected a name of 1 to 256 bytes, got '7'"
     with service_of() as service, pytest.raises(flight.FlightServerError, match=problem):
-        put(service, FRAMES, contributor="w0", first=1, stream=7)
+        put(service, FRAMES, contributor="w0", first=1, process=7)
 
 
 def test_a_client_ignores_what_it_does_not_know_and_does_without_counts():
