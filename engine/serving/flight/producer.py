@@ -300,8 +300,8 @@ class Producer:
 class _PutStream:
     """One DoPut: frames out, acknowledgements in on a separate thread.
 
-    waits : whether the service may read no further for as long as other workers are missing. Then a write can take as
-        long, and frames are written on a thread, too, so that a signal ends a wait in the calling one
+    is_worker : whether the service may read no further for as long as other workers are missing. Then a write can take
+        as long, and frames are written on a thread, too, so that a signal ends a wait in the calling one
 
     next : the number of the next frame
     """
@@ -312,7 +312,7 @@ class _PutStream:
         options: flight.FlightCallOptions,
         request: PutRequest,
         schema: pa.Schema,
-        waits: bool,
+        is_worker: bool,
     ) -> None:
         assert request.first is not None
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
@@ -324,7 +324,7 @@ class _PutStream:
         self.acked: Ack | None = None
         self._threads = [threading.Thread(target=self._listen, name="penstock-acks", daemon=True)]
         self._unwritten: SimpleQueue[_Numbered | None] | None = None
-        if waits:
+        if is_worker:
             self._unwritten = SimpleQueue()
             self._threads.append(threading.Thread(target=self._write_all, name="penstock-frames", daemon=True))
         for thread in self._threads:
