@@ -8,6 +8,9 @@ from typing_extensions import disjoint_base
 _Int64 = npt.NDArray[np.int64]
 
 @disjoint_base
+class Pool: ...
+
+@disjoint_base
 class Sums:
     @property
     def num_ids(self) -> int: ...

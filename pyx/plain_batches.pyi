@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
+from penstock.pyx.buffer_pool import Pool
 from penstock.pyx.coded_rows import CodedRows
 from penstock.pyx.gradient_blocks import GradientBlocks
 
@@ -17,12 +18,15 @@ class PlainRows:
     def bounds(self) -> _Int64: ...
     @property
     def steps(self) -> _Int64 | None: ...
+    @property
+    def are_own(self) -> bool: ...
 
 def plain_rows(
-    batch: Any, num_columns: int, id_at: int, gradient_at: int, step_at: int, width: int
+    batch: Any, pool: Pool, num_columns: int, id_at: int, gradient_at: int, step_at: int, width: int
 ) -> PlainRows | None: ...
 def coded_rows(
     batch: Any,
+    pool: Pool,
     num_columns: int,
     table_at: int,
     code_bytes: int,

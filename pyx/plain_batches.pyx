@@ -14,8 +14,14 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from ._types cimport id_t, index_t
+from .buffer_pool cimport Block, Pool
 from .coded_rows cimport CodedRows
 from .gradient_blocks cimport GradientBlocks
+
+
+cdef enum:
+    COPIED_ALONE = 1 << 16      # bytes that are copied without the interpreter's lock
+    LINE = 64
 
 
 cdef struct ArrowArray:         # Arrow's own, as its specification has it
@@ -41,8 +47,10 @@ cdef class PlainRows:
 
     blocks : a block for each batch; bounds : int64 (pieces + 1,), where the step changes, or a batch ends
     steps : int64 (pieces,); None: there are none
+    are_own : whether they are copies, which nobody else knows
     """
     cdef readonly GradientBlocks blocks
+    cdef readonly bint are_own
     cdef readonly object bounds, steps
     cdef list block_steps       # of each block, the address of its steps
 
@@ -90,18 +98,20 @@ cdef class PlainRows:
         return 0
 
 
-def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssize_t gradient_at, Py_ssize_t step_at,
-               Py_ssize_t width):
-    """Return the rows of a batch; None where something is null, or not aligned, or not as it should be.
+def plain_rows(batch not None, Pool pool not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssize_t gradient_at,
+               Py_ssize_t step_at, Py_ssize_t width):
+    """Return the rows of a batch; None where something is null, or not as it should be.
 
     batch : what its ``__arrow_c_array__`` gave second; valid, of num_columns columns
+    pool : of memory for copies of columns that are not aligned, as those of messages of gRPC
     id_at, step_at : columns of int64, step_at -1 for none; gradient_at : one of lists of width float32, -1 for none
     """
     cdef ArrowArray* whole = <ArrowArray*>PyCapsule_GetPointer(batch, "arrow_array")
     cdef ArrowArray* lists
     cdef Columns columns
     cdef PlainRows rows
-    columns.rows, columns.steps, columns.num_rows = NULL, NULL, whole.length
+    columns.rows, columns.steps, columns.codes, columns.offsets = NULL, NULL, NULL, NULL
+    columns.num_rows, columns.num_values = whole.length, 0
     if whole.release == NULL or whole.n_children != num_columns or whole.offset != 0 or has_null(whole):
         return None
     if not (0 <= id_at < num_columns and -1 <= gradient_at < num_columns and -1 <= step_at < num_columns):
@@ -112,22 +122,24 @@ def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssiz
         lists = whole.children[gradient_at]
         if lists.n_children != 1 or lists.length != whole.length or has_null(lists):
             return None
-        if not points(&columns.rows, lists.children[0], -1, lists.offset * width, whole.length * width, 4):
+        columns.num_values = whole.length * width
+        if not points(&columns.rows, lists.children[0], -1, lists.offset * width, columns.num_values, 4):
             return None
     if step_at >= 0 and not points(&columns.steps, whole.children[step_at], whole.length, 0, whole.length, 8):
         return None
     rows = PlainRows.__new__(PlainRows, width if gradient_at >= 0 else 0)
+    owner = aligned(&columns, 0, 0, pool, batch)
+    rows.are_own = owner is not batch
     rows.add(&columns)
-    rows.blocks.owners.append(batch)
+    rows.blocks.owners.append(owner)
     rows.find_pieces()
     return rows
 
+def coded_rows(batch not None, Pool pool not None, Py_ssize_t num_columns, Py_ssize_t table_at, Py_ssize_t code_bytes,
+               Py_ssize_t id_at, Py_ssize_t gradient_at, Py_ssize_t width, Py_ssize_t offset_bytes, Py_ssize_t step_at):
+    """Return the rows of a batch of several tables; None where something is null.
 
-def coded_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t table_at, Py_ssize_t code_bytes, Py_ssize_t id_at,
-               Py_ssize_t gradient_at, Py_ssize_t width, Py_ssize_t offset_bytes, Py_ssize_t step_at):
-    """Return the rows of a batch of several tables; None where something is null or not aligned.
-
-    batch, num_columns, id_at, step_at : as of ``plain_rows``
+    batch, pool, num_columns, id_at, step_at : as of ``plain_rows``
     table_at : the column of the dictionary, whose codes have so many bytes
     gradient_at : a column of float32 in lists, of ``width`` each, or (0) with offsets of so many bytes
     Returns them, and what no two dictionaries that exist at one time have in common.
@@ -159,12 +171,11 @@ def coded_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t table_at, Py_s
             return None
         columns.offsets = <const char*>lists.buffers[1] + lists.offset * offset_bytes
         columns.num_values = lists.children[0].length
-        if <size_t>columns.offsets % offset_bytes:
-            return None
     if not points(&columns.rows, lists.children[0], -1, first, columns.num_values, 4):
         return None
     identity = names.length, names.offset, *[<size_t>names.buffers[i] for i in range(names.n_buffers)]
-    return coded_rows_of(&columns, code_bytes, width, offset_bytes, batch), identity
+    owner = aligned(&columns, code_bytes, offset_bytes, pool, batch)
+    return coded_rows_of(&columns, code_bytes, width, offset_bytes, owner), identity
 
 
 cdef CodedRows coded_rows_of(const Columns* columns, Py_ssize_t code_bytes, Py_ssize_t width, Py_ssize_t offset_bytes,
@@ -179,14 +190,58 @@ cdef CodedRows coded_rows_of(const Columns* columns, Py_ssize_t code_bytes, Py_s
 
 cdef bint points(const char** begin, const ArrowArray* column, int64_t length, int64_t first, int64_t num,
                  Py_ssize_t itemsize) noexcept:
-    """Whether a column has numbers from ``first`` on, none of them null, and aligned. begin : OUT the first one
+    """Whether a column has numbers from ``first`` on, none of them null. begin : OUT the first one
 
     length : of the column, -1: any
     """
     if column.n_buffers != 2 or column.n_children or first + num > column.length or has_null(column):
         return False
     begin[0] = <const char*>column.buffers[1] + (column.offset + first) * itemsize
-    return column.buffers[1] != NULL and <size_t>begin[0] % itemsize == 0 and length in (-1, column.length)
+    return column.buffers[1] != NULL and length in (-1, column.length)
+
+
+cdef aligned(Columns* columns, Py_ssize_t code_bytes, Py_ssize_t offset_bytes, Pool pool, batch):
+    """Return what keeps the memory of columns: the batch, or a block with copies of them, if one is not aligned."""
+    cdef const char** begins[5]
+    cdef Py_ssize_t sizes[5]
+    cdef Py_ssize_t i, num_bytes = 0
+    cdef Block block
+    begins[0], begins[1], begins[2] = &columns.ids, &columns.steps, &columns.rows
+    begins[3], begins[4] = &columns.codes, &columns.offsets
+    sizes[0] = sizes[1] = columns.num_rows * sizeof(id_t)
+    sizes[2], sizes[3] = columns.num_values * sizeof(float), columns.num_rows * code_bytes
+    sizes[4] = (columns.num_rows + 1) * offset_bytes
+    # The address of a column that is not there is 0.
+    if not ((<size_t>columns.ids | <size_t>columns.steps) % sizeof(id_t) or <size_t>columns.rows % sizeof(float)
+            or code_bytes and <size_t>columns.codes % code_bytes
+            or offset_bytes and <size_t>columns.offsets % offset_bytes):
+        return batch
+    for i in range(5):
+        sizes[i] = 0 if begins[i][0] == NULL else sizes[i]
+        num_bytes += in_lines(sizes[i])
+    block = pool.take(num_bytes)
+    block.used = num_bytes
+    if num_bytes < COPIED_ALONE:
+        move(begins, sizes, block.memory)
+    else:
+        with nogil:
+            move(begins, sizes, block.memory)
+    return block
+
+
+cdef void move(const char*** begins, const Py_ssize_t* sizes, char* place) noexcept nogil:
+    """Copy columns to a place, and let them begin there."""
+    cdef Py_ssize_t i
+    for i in range(5):
+        if sizes[i]:
+            memcpy(place, begins[i][0], sizes[i])
+            begins[i][0] = place
+            place += in_lines(sizes[i])
+
+
+cdef Py_ssize_t in_lines(Py_ssize_t num_bytes) noexcept nogil:
+    """The bytes of whole cache lines that have room for so many."""
+    return (num_bytes + LINE - 1) // LINE * LINE
 
 
 cdef bint has_null(const ArrowArray* array) noexcept nogil:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,12 @@ import numpy as np
 from penstock.base.errors import InputError, StateError, UsageError, listed
 from penstock.base.events import report
 from penstock.core.gate import Gate
-from penstock.model.frames import Array, Frame, Overflows, Rows, sum_error
+from penstock.model.frames import Array, Frame, Rows
 from penstock.model.gate_policy import GatePolicy
 from penstock.model.workers import WorkerNames
 
 # Memory of the frames that wait, where one source has those of several workers.
 MOST_BYTES = 1 << 30
-SUM_NOT_FINITE = "sum_not_finite"
 Rates = tuple[float, ...]
 EarlyRecord = tuple[Mapping[str, Any], Mapping[str, Array]]  # a frame: its header, and the rows of its tables
 
@@ -121,7 +120,7 @@ class Rounds:
         rows = {table: tuple(block.copied() for block in blocks) for table, blocks in frame.rows.items()}
         nbytes = sum(block.ids.nbytes + block.grads.nbytes for blocks in rows.values() for block in blocks)
         # Bad rows have been handled when it arrived. Its memory may be its sender's, and ``reject`` may hold a batch.
-        kept = replace(frame, rows=rows, bad_rows=(), dropped={}, audit=None, reject=None)
+        kept = frame.with_(rows=rows, bad_rows=(), dropped={}, audit=None, reject=None)
         early = EarlyFrame(turn, kept, nbytes)
         self._early.setdefault(worker, deque()).append(early)
         self.num_early += 1
@@ -156,8 +155,7 @@ class Rounds:
         early = self._early.get(self._gate.num_accumulated)
         if early is None or early[0].turn != self._gate.global_step:
             return None
-        frame = early[0].frame
-        return replace(frame, reject=_rejection_of(frame))  # only now: a frame that refers to itself outlives its turn
+        return early[0].frame
 
     @property
     def is_absent(self) -> bool:
@@ -267,8 +265,12 @@ class Rounds:
 
     def is_full(self, worker: str) -> bool:
         """Return whether as many frames of a worker wait as may."""
+        return self.num_early_of(worker) >= self.ahead
+
+    def num_early_of(self, worker: str) -> int:
+        """Return how many frames of a worker wait for their turn."""
         number = self.names.number_of(worker)
-        return number is not None and len(self._early.get(number, ())) >= self.ahead
+        return 0 if number is None else len(self._early.get(number, ()))
 
     def check_room(self, frame: Frame) -> None:
         """Raise UsageError if more frames of a worker would wait than may."""
@@ -366,27 +368,3 @@ def _frame_of(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Frame:
         time=header["time"],
         drops=bool(header["drops"]),
     )
-
-
-def _rejection_of(frame: Frame) -> Callable[[Overflows], Frame]:
-    """Return how rows at which a sum leaves the finite range are dropped, if they may be, from a valid frame."""
-
-    def reject(overflows: Overflows) -> Frame:
-        if not frame.drops:
-            raise sum_error(frame, overflows)
-        kept, num_dropped = dict(frame.rows), 0
-        for table, masks in overflows.items():
-            num_dropped += sum(int(mask.sum()) for mask in masks)
-            kept[table] = tuple(
-                block if not mask.any() else _selected(block, ~mask)
-                for block, mask in zip(frame.rows[table], masks, strict=True)
-            )
-        return replace(frame, rows=kept, dropped={SUM_NOT_FINITE: num_dropped})
-
-    return reject
-
-
-def _selected(block: Rows, mask: Any) -> Rows:
-    indices = np.flatnonzero(mask)
-    gains = None if block.gains is None else block.gains[indices]
-    return Rows(block.ids[indices], block.grads, indices if block.which is None else block.which[indices], gains)

@@ -39,6 +39,8 @@ ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "ti
 # Counts by contributor must not grow for as long as a service runs.
 MAX_CONTRIBUTORS, MOST_NAMED = 1000, 8
 
+SUM_NOT_FINITE = "sum_not_finite"  # the reason why a row is dropped
+
 MAX_TIME = 2**32 - 2  # seconds: the largest clock of a dynamic table
 
 # These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
@@ -54,6 +56,7 @@ class Rows:
     which : int64, shape (n,), the row of grads for each id; None: all rows in order, m is n
     gains : float32, shape (n,), the factor that each row is multiplied by when it is summed; None: no factors
     counts : int64, shape (n,), how many rows each row is the sum of, ids being distinct; None: one
+    is_own : whether nobody else writes to their memory, which has nothing else that is large
     """
 
     ids: Int64
@@ -61,6 +64,7 @@ class Rows:
     which: Int64 | None = None
     gains: Float32 | None = None
     counts: Int64 | None = None
+    is_own: bool = False
 
     def gradient(self, row: int | Int64) -> Float32:
         """Return the gradient of one row, float32 (dim,), or of k rows, float32 (k, dim)."""
@@ -78,10 +82,19 @@ class Rows:
         whole = start == 0 and stop == len(self.ids)
         return self if whole else Rows(self.ids[start:stop], self.grads[start:stop])
 
+    def selected(self, mask: npt.NDArray[np.bool_]) -> Rows:
+        """Return some of the rows, whose gradients stay where they are."""
+        indices = np.flatnonzero(mask)
+        gains = None if self.gains is None else self.gains[indices]
+        return Rows(self.ids[indices], self.grads, indices if self.which is None else self.which[indices], gains)
+
     def copied(self) -> Rows:
-        """Return a copy that does not reference the memory of the original."""
+        """Return a copy that does not reference the memory of the original, unless that is its own."""
+        if self.is_own:
+            return self
         grads = self.grads.copy() if self.which is None else self.grads[self.which]  # np.take would copy windows first
-        return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
+        which = None if self.gains is None else np.arange(len(self.ids))
+        return Rows(self.ids.copy(), grads, which, self.gains, is_own=True)
 
 
 @dataclass(eq=False)
@@ -97,8 +110,8 @@ class Frame:
     source : the source of the frame, for messages
     bad_rows : the dropped rows as Arrow record batches, if they are to be quarantined
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
-    reject : returns the frame without some rows at which a sum leaves the finite range, or raises InputError; None: it
-        raises. Only of a frame without an audit
+    reject : returns the frame without some rows at which a sum leaves the finite range, or raises InputError; None:
+        ``drops`` says which. Only of a frame without an audit
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
     position : where its source continues after it, if the source can seek; else ()
@@ -132,17 +145,23 @@ class Frame:
 
     def named(self, contributor: Contributor) -> Frame:
         """Return this frame with a contributor, if it has none."""
-        if contributor is None or self.contributor is not None:
-            return self
-        audit = self.audit and (lambda: replace(self.audited(), contributor=contributor))
-        reject = self.reject and (lambda overflows: replace(self.without(overflows), contributor=contributor))
-        return replace(self, contributor=contributor, audit=audit, reject=reject)
+        return self if contributor is None or self.contributor is not None else self._changed(contributor=contributor)
 
     def with_rates(self, rates: tuple[float, ...]) -> Frame:
         """Return this frame with learning rates."""
-        audit = self.audit and (lambda: replace(self.audited(), learning_rates=rates))
-        reject = self.reject and (lambda overflows: replace(self.without(overflows), learning_rates=rates))
-        return replace(self, learning_rates=rates, audit=audit, reject=reject)
+        return self._changed(learning_rates=rates)
+
+    def _changed(self, **fields: Any) -> Frame:
+        """Return this frame with other values of some fields, which it keeps without its bad rows, too."""
+        audit = self.audit and (lambda: replace(self.audited(), **fields))
+        reject = self.reject and (lambda overflows: replace(self.without(overflows), **fields))
+        return self.with_(**fields, audit=audit, reject=reject)
+
+    def with_(self, **fields: Any) -> Frame:
+        """Return this frame with other values of some fields, as ``replace`` does in ten times the time."""
+        frame = Frame.__new__(Frame)
+        frame.__dict__.update(self.__dict__, **fields)
+        return frame
 
     def without(self, overflows: Overflows) -> Frame:
         """Return this frame, which has no audit, without rows at which a sum leaves the finite range.
@@ -151,7 +170,14 @@ class Frame:
         """
         if self.reject is not None:
             return replace(self.reject(overflows), fingerprint=fingerprint(self))
-        raise sum_error(self, overflows)
+        if not self.drops:
+            raise sum_error(self, overflows)
+        kept, num_dropped = dict(self.rows), 0
+        for table, masks in overflows.items():
+            num_dropped += sum(int(mask.sum()) for mask in masks)
+            pairs = zip(self.rows[table], masks, strict=True)
+            kept[table] = tuple(block.selected(~mask) if mask.any() else block for block, mask in pairs)
+        return replace(self, rows=kept, dropped={SUM_NOT_FINITE: num_dropped}, fingerprint=fingerprint(self))
 
 
 @dataclass(eq=False)
@@ -284,7 +310,7 @@ def sum_error(frame: Frame, overflows: Overflows) -> InputError:
     key = int(np.concatenate([block.ids for block in frame.rows[table]])[row])
     in_order = all(block.which is None for block in frame.rows[table])
     return InputError(
-        sum_problem(table, key), source=frame.source, row=row if in_order else None, reason="sum_not_finite"
+        sum_problem(table, key), source=frame.source, row=row if in_order else None, reason=SUM_NOT_FINITE
     )
 
 

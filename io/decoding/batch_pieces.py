@@ -102,7 +102,7 @@ class BatchPieces:
         table, blocks = self._plain.roles.table, rows.blocks
 
         def batch_of(number: int, rows_before: int) -> SourceBatch:
-            block_rows = rows_of(blocks, number)
+            block_rows = rows_of(blocks, number, rows.are_own)
             run = TableRun(0, len(block_rows.ids), table, block_rows)
             return SourceBatch(batch_at(number, rows_before), self._roles, self._decode, True, (run,))
 

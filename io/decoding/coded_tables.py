@@ -18,6 +18,7 @@ from penstock.io.sources.batch import RAISED, PlainRoles
 from penstock.io.sources.plain_messages import BatchRun
 from penstock.model.config.id_ranges import ANY_INT64
 from penstock.model.frames import Int64, Rows
+from penstock.pyx.buffer_pool import Pool
 from penstock.pyx.coded_rows import CodedRows
 from penstock.pyx.plain_batches import coded_rows
 
@@ -60,6 +61,7 @@ class CodedTables:
         self._bytes = code_bytes, offset_bytes
         self._arguments: tuple[int, ...] = ()  # of ``coded_rows``: the same for all batches
         self._names: Names | None = None  # of the last batch
+        self._pool = Pool()
 
     def read(self, batch: pa.RecordBatch) -> CodedBatch | None:
         """Return the rows of a batch; None if it does not fit, or is damaged."""
@@ -67,7 +69,7 @@ class CodedTables:
             # Not full=True: codes and offsets are checked run by run, and numbers need no check.
             batch.validate()
             arguments = self._arguments or self._column_arguments(batch)
-            read = coded_rows(batch.__arrow_c_array__()[1], *arguments)
+            read = coded_rows(batch.__arrow_c_array__()[1], self._pool, *arguments)
             return None if read is None else self._rows(*read, lambda: batch.column(self._column).dictionary)
         except RAISED:
             return None

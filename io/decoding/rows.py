@@ -28,6 +28,7 @@ from penstock.io.sources.batch import RAISED, PlainRoles
 from penstock.model.combiners import not_finite
 from penstock.model.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.model.frames import Rows
+from penstock.pyx.buffer_pool import Pool
 from penstock.pyx.gradient_blocks import GradientBlocks
 from penstock.pyx.plain_batches import PlainRows, plain_rows
 
@@ -208,6 +209,7 @@ class PlainColumns:
     def __init__(self, roles: PlainRoles) -> None:
         self.roles = roles
         self._indices: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
+        self._pool = Pool()
 
     def read(self, batch: pa.RecordBatch) -> PlainRows | None:
         """Return the rows of a batch; None if it is not plain, or damaged."""
@@ -218,20 +220,20 @@ class PlainColumns:
         try:
             # Not in full: numbers need no more validation, and other columns are unused.
             batch.validate()
-            rows = plain_rows(batch.__arrow_c_array__()[1], *self._indices, self.roles.width)
+            rows = plain_rows(batch.__arrow_c_array__()[1], self._pool, *self._indices, self.roles.width)
         except RAISED:
             return None
         return None if rows is None or (rows.steps is None) != (self.roles.step is None) else rows
 
 
-def rows_of(blocks: GradientBlocks, number: int) -> Rows:
-    """Return the rows of a block as read-only views."""
+def rows_of(blocks: GradientBlocks, number: int, are_own: bool = False) -> Rows:
+    """Return the rows of a block as read-only views. are_own : as ``Rows.is_own``"""
     ids, values, num_rows = blocks.addresses(number)
     grads = np.empty((num_rows, 0), np.float32)
     if blocks.dim:
         memory = pa.foreign_buffer(values, 4 * blocks.dim * num_rows, blocks)
         grads = np.frombuffer(memory, np.float32).reshape(num_rows, blocks.dim)
-    return Rows(np.frombuffer(pa.foreign_buffer(ids, 8 * num_rows, blocks), np.int64), grads)
+    return Rows(np.frombuffer(pa.foreign_buffer(ids, 8 * num_rows, blocks), np.int64), grads, is_own=are_own)
 
 
 def plain_columns(

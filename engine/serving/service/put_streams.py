@@ -167,14 +167,18 @@ class Acks:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._changed = threading.Condition()
-        self._over = self._is_disconnected = False
+        self._changed = threading.Condition()  # for ``wait_for``
+        # The thread waits for the first, and between two messages for the second: frames that come then wake nobody.
+        self._wanted, self._over = threading.Event(), threading.Event()
+        self._is_disconnected = False
         self.last = self._sent = Ack(0, False, 0)
         self._thread = threading.Thread(target=self._run, name="penstock-acks", daemon=True)
 
     def put(self, ack: Ack) -> None:
+        self.last = ack
+        if not self._wanted.is_set():
+            self._wanted.set()
         with self._changed:
-            self.last = ack
             self._changed.notify_all()
 
     def wait_for(self, position: int) -> None:
@@ -187,25 +191,27 @@ class Acks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        self._over.set()
+        self._wanted.set()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self.last is not self._sent or self._over)
-                if self.last is self._sent:
+            self._wanted.wait()
+            is_over = self._over.is_set()  # before the last acknowledgement is looked at
+            if not is_over:
+                self._wanted.clear()
+            ack = self.last
+            if ack is not self._sent:
+                self._sent = ack
+                try:
+                    self._send(ack.encoded())
+                except (pa.ArrowException, flight.FlightError, OSError):  # the producer has disconnected
+                    with self._changed:
+                        self._is_disconnected = True
+                        self._changed.notify_all()
                     return
-                self._sent = ack = self.last
-            try:
-                self._send(ack.encoded())
-            except (pa.ArrowException, flight.FlightError, OSError):  # the producer has disconnected
-                with self._changed:
-                    self._is_disconnected = True
-                    self._changed.notify_all()
+            if is_over:
                 return
             # Many small frames share an acknowledgement: each message costs a thread switch on both sides.
-            with self._changed:
-                self._changed.wait_for(lambda: self._over, ACK_PAUSE_S)
+            self._over.wait(ACK_PAUSE_S)

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from penstock.api.engine import Engine
 from penstock.api.live_reads import check_on_host
@@ -97,8 +97,6 @@ class Sequencer(CommitListener):
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
         self._stale_event = FrequentEvent("stale_frame")
         self.ended = threading.Event()
-        # Of the gate's lock. Notified when a step may have taken frames that waited, and when a wait for it may end.
-        self._turned = threading.Condition(cast("threading.RLock", engine.gate.still()))
         self.error: BaseException | None = None
         self.is_closing = False
         if saving is None or not saving.resume:
@@ -141,7 +139,7 @@ class Sequencer(CommitListener):
         """
         with self._engine.gate.still():
             self._check_open()
-            self._turned.notify_all()
+            self.streams.look_again()
             return self.streams.open(request, notify, replaced)
 
     def push(self, stream: Stream, frame: Frame, number: int | None = None) -> None:
@@ -154,12 +152,16 @@ class Sequencer(CommitListener):
         """
         with self._engine.gate.still():
             self._check_open()
+            step = self._engine.global_step
             stream.next = stream.next if number is None else number
             if self.streams.skips(stream):
                 stream.next += 1
             else:
                 self._apply(stream, frame.named(stream.contributor))
             self.streams.acknowledge(stream)
+            ready = self.streams.with_room() if self._engine.global_step != step else ()
+        for each in ready:  # without the lock, which they need
+            each.look.set()
 
     def wait_for_room(self, stream: Stream, is_over: Callable[[], bool]) -> None:
         """Wait, before a frame is pushed, while as many of its worker wait for their turn as may.
@@ -169,13 +171,15 @@ class Sequencer(CommitListener):
         turns, name = self._engine.core.turns, stream.contributor
         if turns is None or name is None or not turns.is_full(name):  # without the lock: only this stream adds frames
             return
-        with self._turned:
-            while (
-                turns.is_full(name)
-                and self.streams.is_newest(stream)
-                and not (self.is_closing or stream.has_left or is_over())
-            ):
-                self._turned.wait(LOOK_S)
+        while True:
+            with self._engine.gate.still():
+                is_wanted = self.streams.is_newest(stream) and not (self.is_closing or stream.has_left)
+                if not (is_wanted and turns.is_full(name)):
+                    return
+                stream.look.clear()
+            stream.look.wait(LOOK_S)
+            if is_over():
+                return
 
     def claim(self, contributor: str, process: str) -> int:
         """Take no more frames of a producer's earlier streams. process : identifies that of the streams that follow
@@ -183,14 +187,14 @@ class Sequencer(CommitListener):
         Returns the number of the claim. Raises UsageError if the position of the name cannot be stored.
         """
         with self._engine.gate.still():
-            self._turned.notify_all()
+            self.streams.look_again()
             return self.streams.claim(contributor, process)
 
     def leave(self, contributor: str, process: str) -> None:
         """End the wait of a producer's stream, whose end cannot be read before."""
         with self._engine.gate.still():
             self.streams.leave(contributor, process)
-            self._turned.notify_all()
+            self.streams.look_again()
 
     def pass_over(self, stream: Stream, number: int, reason: str | None = None) -> None:
         """Count a number as applied that has no frame. reason : of a frame that is dropped as a whole"""
@@ -211,6 +215,7 @@ class Sequencer(CommitListener):
             else:  # the worker has its turn all the same
                 stream.tally = tally
                 self._apply(stream, Frame({}, 0, contributor=stream.contributor))
+                self.streams.look_again()
             self.streams.acknowledge(stream)
 
     def rejected(self, error: InputError) -> None:
@@ -286,7 +291,7 @@ class Sequencer(CommitListener):
             self._log.end_delta()
             try:
                 done = self._engine.session.roll_back(state)
-                self._turned.notify_all()
+                self.streams.look_again()
                 self._log.end_delta()
                 self._commits.frame_counted(0)
             except BaseException as error:
@@ -319,7 +324,7 @@ class Sequencer(CommitListener):
             if self.is_closing:
                 return
             self.is_closing = True
-            self._turned.notify_all()
+            self.streams.look_again()
         try:
             if self._commits is not None:
                 self._commits.end()
@@ -335,7 +340,7 @@ class Sequencer(CommitListener):
             if self.is_closing:
                 return
             self.is_closing, self.error = True, error
-            self._turned.notify_all()
+            self.streams.look_again()
             if self._commits is not None:
                 self._commits.close()
         self._notify_end()
@@ -373,7 +378,6 @@ class Sequencer(CommitListener):
         try:
             if self._engine.global_step != step:
                 self._log.stepped()
-                self._turned.notify_all()
             if self._commits is not None:
                 with watch.timed("save"):
                     self._commits.frame_counted()
@@ -408,7 +412,7 @@ class Sequencer(CommitListener):
                 self._engine.core.open_early(self._context)
                 turns.skipped += 1
                 self._log.stepped()
-                self._turned.notify_all()
+                self.streams.look_again()
                 if self._commits is not None:
                     self._commits.frame_counted(0)
                     if self._commits.is_due:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ class Stream:
     creation : of the topic that the frames are of; None: of none that has one
     replaced : called when another stream of the producer begins; must not block
     is_finished : whether all of its frames have come; has_left : whether its producer ends it
+    look : set for a stream that waits for room, to look again
     acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
     """
 
@@ -40,6 +42,7 @@ class Stream:
     replaced: Callable[[], object] = lambda: None
     is_finished: bool = False
     has_left: bool = False
+    look: threading.Event = field(default_factory=threading.Event)
 
     @property
     def position(self) -> int:
@@ -119,6 +122,19 @@ class Streams:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    def look_again(self) -> None:
+        """Let the streams that wait for room look whether they still have to."""
+        for stream in self._open:
+            stream.look.set()
+
+    def with_room(self) -> list[Stream]:
+        """Return the streams that wait for room, and whose workers have no frame that waits for its turn."""
+        turns = self._engine.core.turns
+        if turns is None:
+            return []
+        waiting = [(stream, stream.contributor) for stream in self._open if not stream.look.is_set()]
+        return [stream for stream, name in waiting if name is not None and not turns.num_early_of(name)]
 
     @property
     def producers(self) -> Mapping[str, int]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.pyx.buffer_pool import Pool
 from penstock.pyx.plain_batches import coded_rows
 
 SIZES = {"a": (2000, 2), "b": (2000, 3)}
@@ -37,7 +38,7 @@ def rows_in_place(codes, offsets, num_values, width=2, steps=None):
     offset_bytes = 0 if offsets is None else offsets.itemsize
     of_step, width = (3 if steps is not None else -1), (width if offsets is None else 0)
     rows, _ = coded_rows(
-        batch.__arrow_c_array__()[1], len(columns), 0, codes.itemsize, 1, 2, width, offset_bytes, of_step
+        batch.__arrow_c_array__()[1], Pool(), len(columns), 0, codes.itemsize, 1, 2, width, offset_bytes, of_step
     )
     return rows
 
