@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from batches import received
 from columns import outcome
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -64,14 +65,15 @@ def read(batch):
     st.sampled_from([None, 300]),
     st.integers(0, 2),
     st.booleans(),
+    st.sampled_from([0, 0, 1, 2, 4]),
 )
 # A frame whose first batch is read in place, and has a bad row as the second one has.
-@example([[(0, 271, 0, 5), (0, 630, 0, 5)], [(1, 1, 0, 5)]], "fixed", np.int8, True, "error", None, 0, False)
+@example([[(0, 271, 0, 5), (0, 630, 0, 5)], [(1, 1, 0, 5)]], "fixed", np.int8, True, "error", None, 0, False, 0)
 def test_coded_and_general_decoding_give_the_same_frames_and_errors(
-    runs, kind, codes, steps, on_bad_row, contribution_rows, skipped, has_null
+    runs, kind, codes, steps, on_bad_row, contribution_rows, skipped, has_null, shift
 ):
     names = NAMES if has_null else ["a", "b", "c", "unknown", "a", "b"]
-    batches = [batch_of(each, names, kind, codes, steps).slice(skipped) for each in runs]
+    batches = [received(batch_of(each, names, kind, codes, steps).slice(skipped), shift) for each in runs]
     options = replace(OPTIONS, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_pieces, "coded_tables", lambda *_: None)

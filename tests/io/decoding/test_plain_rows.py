@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from batches import received
 from columns import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,11 +50,12 @@ ROW = st.tuples(
     st.sampled_from(["error", "drop", "quarantine"]),
     st.sampled_from([None, 3]),
     st.integers(0, 2),
+    st.integers(0, 7),
 )
 def test_plain_and_general_decoding_give_the_same_frames_and_errors(
-    rows, steps, on_bad_row, contribution_rows, skipped
+    rows, steps, on_bad_row, contribution_rows, skipped, shift
 ):
-    batches = [batch(rows_batch, steps).slice(skipped) for rows_batch in rows]
+    batches = [received(batch(rows_batch, steps).slice(skipped), shift) for rows_batch in rows]
     options = replace(OPTIONS, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_pieces, "plain_columns", lambda *_: None)
@@ -99,6 +101,21 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
         assert rows.ids.tolist() == rows_batch.column("id").to_pylist()
         assert rows.grads.tolist() == rows_batch.column("gradient").to_pylist()
         assert (seen.bounds.tolist(), seen.steps) == ([0, num_rows], None)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 20_000])
+@pytest.mark.parametrize("shift", range(8))
+def test_a_message_at_any_address_is_plain(num_rows, shift):
+    sent = batch([(n % 10, n // 3, [n, -n]) for n in range(num_rows)], steps=True)
+    columns = plain_columns(resolve(sent.schema, "x", OPTIONS), "t", OPTIONS.sizes)
+    seen = columns.read(received(sent, shift))
+    rows = rows_of(seen.blocks, 0)
+    np.testing.assert_array_equal(rows.ids, sent.column("id"))
+    np.testing.assert_array_equal(rows.grads.ravel(), sent.column("gradient").values)
+    assert seen.steps.tolist() == sorted(set(sent.column("step").to_pylist()))
+    assert seen.are_own == (shift > 0)
+    assert rows.ids.flags.aligned
+    assert rows.grads.flags.aligned
 
 
 def test_batches_of_common_logs_are_plain():
