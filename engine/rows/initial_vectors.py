@@ -1,6 +1,6 @@
 """The vectors of a file that the rows of a table start from, by id or key. Others start from zeros.
 
-torch and NumPy map their files; Parquet and safetensors are read. The digest is that of the whole file.
+Files of torch, NumPy and safetensors are mapped, Parquet is read. The digest is that of the whole file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """safetensors: a file with a JSON header and the bytes of every tensor, or a folder of them, as Hugging Face has.
 
-Its library reads it. It is written here: the library would need all tensors in memory at once.
+Its library reads the header, and rows are read from the mapped file: the library copies them. It is written here: the
+library would need all tensors in memory at once.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
         with library_errors(place, _TITLE):
             file = stack.enter_context(library.safe_open(place, framework="numpy"))
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            mapped = _Mapped(place)
         for name, rows in slices.items():
             if name in contents.tensors:
                 raise InputError(f"'{name}' is in two of its files; give one of them", source=str(path))
-            contents.tensors[name] = _tensor(rows)
+            contents.tensors[name] = mapped.tensor(name, rows.get_dtype(), tuple(rows.get_shape()))
     return contents
 
 
@@ -66,9 +68,22 @@ def _files(folder: Path) -> list[Path]:
     return indexed_shards(indices[0], "safetensors")
 
 
-def _tensor(rows: Any) -> Tensor:
-    dtype = rows.get_dtype()
-    return Tensor(tuple(rows.get_shape()), _DTYPES.get(dtype, dtype), lambda start, stop: rows[start:stop])
+class _Mapped:
+    """The tensors of one file, whose header the library has validated."""
+
+    def __init__(self, path: Path) -> None:
+        self._memory = np.memmap(path, np.uint8, "r")
+        self._begin = 8 + int.from_bytes(self._memory[:8].tobytes(), "little")
+        self._header = json.loads(self._memory[8 : self._begin].tobytes())
+
+    def tensor(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        first, end = self._header[name]["data_offsets"]
+        memory = self._memory[self._begin + first : self._begin + end]
+
+        def read(start: int, stop: int) -> Any:
+            return memory.view(np.dtype(_DTYPES[dtype])).reshape(shape)[start:stop]
+
+        return Tensor(shape, _DTYPES.get(dtype, dtype), read)
 
 
 def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
