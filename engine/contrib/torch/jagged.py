@@ -46,7 +46,7 @@ def _of_pair(name: str, pair: Any) -> Jagged:
     if not isinstance(values, torch.Tensor) or values.dim() != 1:
         raise UsageTypeError(f"feature '{name}': expected values of shape (n,), a Tensor")
     expected = f"feature '{name}': expected integer offsets of shape (batch + 1,), as with include_last_offset=True,"
-    return Jagged(values, _checked_offsets(expected, torch.as_tensor(offsets), len(values)), weights)
+    return Jagged(values, _checked_offsets(expected, torch.as_tensor(offsets, device="cpu"), len(values)), weights)
 
 
 def _checked_offsets(expected: str, offsets: torch.Tensor, count: int) -> torch.Tensor:

@@ -98,7 +98,7 @@ def _on_host(gradients: torch.Tensor) -> Float32:
     """Return a gradient as float32 on the host."""
     gradients = gradients.detach().to(torch.float32)
     if gradients.device.type == "cuda":
-        gradients = torch.empty(gradients.shape, pin_memory=True).copy_(gradients)
+        gradients = torch.empty(gradients.shape, dtype=torch.float32, device="cpu", pin_memory=True).copy_(gradients)
     array: Float32 = gradients.cpu().contiguous().numpy()
     return array
 
@@ -168,7 +168,8 @@ def _merged(blocks: Sequence[Block]) -> list[Block]:
 def _summed(pieces: Sequence[tuple[Ids, torch.Tensor]]) -> tuple[Ids, torch.Tensor, torch.Tensor]:
     """Return the distinct ids of pieces, for every id its index among them, and the sums of their gradients."""
     ids, index = distinct(joined([piece[0] for piece in pieces]))
-    places, sums = torch.from_numpy(index), torch.zeros(len(ids), pieces[0][1].shape[1])
+    places, dim = torch.from_numpy(index), pieces[0][1].shape[1]
+    sums = torch.zeros(len(ids), dim, dtype=torch.float32, device="cpu")  # torch's defaults may be others
     return ids, places, sums.index_add_(0, places, torch.cat([rows.to(sums) for _, rows in pieces]))
 
 

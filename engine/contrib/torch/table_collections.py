@@ -138,7 +138,7 @@ class _Collection(StoreModule):
         """Return the offsets of all features' samples among the values of all features."""
         ends = list(accumulate((int(part[-1]) for part in offsets), initial=0))
         parts = [part[:-1] + end for part, end in zip(offsets, ends[:-1], strict=True)]
-        return torch.cat([*parts, torch.tensor(ends[-1:])]).to(self._like.device)
+        return torch.cat([*parts, torch.tensor(ends[-1:], device="cpu")]).to(self._like.device)
 
     def requires_grad_(self, requires_grad: bool = True, tables: Iterable[str] | None = None) -> _Collection:
         """Set whether training changes the rows of tables, from the next forward pass on.

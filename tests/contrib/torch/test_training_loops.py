@@ -211,6 +211,32 @@ def test_a_module_of_another_type_pushes_float32(dtype, bag, engine):
     assert [value(engine, number) for number in (5, 3)] == [0.0, 0.5]
 
 
+@pytest.mark.parametrize("is_collection", [False, True])
+@pytest.mark.parametrize(("device", "dtype"), [("meta", "float32"), ("cpu", "bfloat16"), ("cpu", "float16")])
+def test_defaults_of_torch_for_new_tensors_change_no_sum(device, dtype, is_collection, engine):
+    """A device where nothing can be read stands for a GPU. In 16 bits, 1 would be lost next to 4096."""
+    arguments = {"store": pt.store(engine), "device": "cpu", "dtype": torch.float32}
+    module = pt.Embedding(50, 4, **arguments)
+    batch = torch.tensor([5])
+    if is_collection:
+        module = pt.EmbeddingBagCollection([BagConfig("user", 50, 4, ["clicked"])], **arguments)
+        batch = {"clicked": (batch, torch.tensor([0, 1]))}
+    opt = pt.Step(module)
+    before = engine.lookup("user", [5])
+    default = torch.get_default_dtype()
+    torch.set_default_device(device)
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        for factor in (4096.0, 1.0):
+            rows = module(batch)
+            (factor * (rows.values() if is_collection else rows)).sum().backward()
+        opt.step()
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(default)
+    assert np.array_equal(engine.lookup("user", [5]), before - np.float32(0.5 * 4097))
+
+
 def test_gradient_penalties_reach_rows(bag, opt, engine):
     pooled = bag(IDS)
     (gradient,) = torch.autograd.grad((pooled**2).sum(), pooled, create_graph=True)
