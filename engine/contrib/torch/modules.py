@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 
 from penstock.base.errors import UsageError, UsageTypeError
 from penstock.contrib.torch.limited_calls import LimitedCall
-from penstock.contrib.torch.pulled_rows import PulledRows, ids_of, leaf_of, planned
+from penstock.contrib.torch.pulled_rows import PulledRows, check_integers, ids_of, leaf_of, planned
 from penstock.contrib.torch.stores import Ids, Pulled, Store
 
 # What torch says where a whole graph is required.
@@ -383,6 +383,8 @@ class EmbeddingBag(_SingleTable):
         Tensor
             Shape (bags, embedding_dim).
         """
+        if offsets is not None:
+            check_integers(offsets, "offsets")
         rows, index, padding = self._pull(input)
         return functional.embedding_bag(
             index,

@@ -16,7 +16,7 @@ from penstock.base.errors import InputError, UsageError, UsageTypeError
 from penstock.contrib.torch.stores import Block, Ids, distinct
 from penstock.model.frames import Float32, Int64
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(eq=False)
@@ -42,18 +42,23 @@ class PulledRows:
         return Block(ids, gradients)
 
 
+def check_integers(tensor: Any, argument: str, place: str = "") -> None:
+    """Raise UsageTypeError for anything but a tensor of integers: the place, torch's words."""
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageTypeError(f"{place}embedding(): argument '{argument}' must be Tensor, not {type(tensor).__name__}")
+    if tensor.dtype not in _INTEGERS:
+        raise UsageTypeError(
+            f"{place}Expected tensor for argument '{argument}' to have one of the following scalar types: Long, Int; "
+            f"but got {tensor.type()} instead (while checking arguments for embedding)"
+        )
+
+
 def ids_of(tensor: Any, place: str = "") -> Ids:
-    """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError: the place, torch's words.
+    """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError for anything but integers.
 
     Raises UsageError for ids without values, as ``torch.func`` and ``torch.export`` pass to a function.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageTypeError(f"{place}embedding(): argument 'indices' must be Tensor, not {type(tensor).__name__}")
-    if tensor.dtype not in _INTEGERS:
-        raise UsageTypeError(
-            f"{place}Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
-            f"but got {tensor.type()} instead (while checking arguments for embedding)"
-        )
+    check_integers(tensor, "indices", place)
     dtype = torch.uint64 if tensor.dtype == torch.uint64 else torch.int64
     try:
         ids: Ids = tensor.detach().reshape(-1).to("cpu", dtype).contiguous().numpy()

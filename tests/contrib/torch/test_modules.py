@@ -44,11 +44,11 @@ def test_a_bag_has_torchs_results_and_gradients(mode, arguments, store, engine):
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 2), (0,)])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint16, torch.uint32, torch.uint64])
 def test_an_embedding_takes_ids_of_any_shape_and_integer_type(shape, dtype, store):
     embedding = pt.Embedding(50, 4, store=store)
-    ids = torch.arange(int(np.prod(shape)), dtype=dtype).reshape(shape) % 3
-    assert torch.equal(embedding(ids), embedding.materialize()(ids))
+    ids = torch.arange(int(np.prod(shape))).reshape(shape) % 3
+    assert torch.equal(embedding(ids.to(dtype)), embedding.materialize()(ids))
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "single"])
@@ -121,6 +121,8 @@ def test_errors_have_torchs_words_or_name_the_table(store):
         (lambda: bag(torch.tensor([1, 50]), torch.tensor([0])), "50.*user|user.*50"),
         (lambda: bag(torch.tensor([1])), "offsets has to be a 1D Tensor but got None"),
         (lambda: bag(torch.tensor([[1]]), torch.tensor([0])), "if input is 2D, then offsets has to be None"),
+        (lambda: bag(IDS, OFFSETS + 0.5), "'offsets' .* scalar types: Long, Int; but got torch.FloatTensor"),
+        (lambda: bag(IDS, OFFSETS.tolist()), "argument 'offsets' must be Tensor, not list"),
         (lambda: bag(IDS, OFFSETS, torch.ones(3)), "it must have the same shape as the input"),
         (lambda: bag(IDS, OFFSETS, torch.ones(4)), "only supported for mode='sum'"),
         (lambda: pt.EmbeddingBag(50, 4, mode="all", store=store), "mode has to be one of sum, mean or max"),
