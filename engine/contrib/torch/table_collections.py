@@ -123,9 +123,14 @@ class _Collection(StoreModule):
             used = [jagged[feature] for feature, _, _ in group.outputs]
             weights = None
             if is_weighted:
-                missing = [feature for feature, _, _ in group.outputs if jagged[feature].weights is None]
-                if missing:
-                    raise UsageError(f"feature '{missing[0]}': is_weighted=True needs weights")
+                for name, feature in zip((name for name, _, _ in group.outputs), used, strict=True):
+                    if feature.weights is None:
+                        raise UsageError(f"feature '{name}': is_weighted=True needs weights")
+                    if feature.weights.shape != feature.values.shape:
+                        raise UsageError(
+                            f"feature '{name}': expected weights of shape {tuple(feature.values.shape)}, that of the "
+                            f"ids, got {tuple(feature.weights.shape)}"
+                        )
                 weights = torch.cat([feature.weights.to(self._like) for feature in used])
             leaves = [self._leaf(looked_up, names) for names in (trained, frozen) if names]
             rows = leaves[0] if len(leaves) == 1 else torch.cat(leaves)

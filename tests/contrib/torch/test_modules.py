@@ -373,6 +373,16 @@ def test_weights_of_a_collection_scale_rows_and_get_gradients(tables):
         bags(keyed())
 
 
+def test_weights_of_a_feature_are_not_those_of_the_next_one(tables):
+    """One too few and one too many are as many weights as ids."""
+    configs = [BagConfig("user", 50, 4, ["clicked", "bought"])]
+    bags = pt.EmbeddingBagCollection(tables=configs, is_weighted=True, store=pt.store(tables))
+    offsets = torch.tensor([0, 1, 2])
+    features = {name: (IDS[:2], offsets, torch.ones(size)) for name, size in (("clicked", 1), ("bought", 3))}
+    with pytest.raises(ps.UsageError, match=r"feature 'clicked': expected weights of shape \(2,\), .* got \(1,\)"):
+        bags(features)
+
+
 def test_a_collection_of_single_embeddings_returns_them_by_sample(tables):
     embeddings = pt.EmbeddingCollection(tables=CONFIGS[:2], store=pt.store(tables))
     result, twins = embeddings(keyed()), embeddings.materialize()
