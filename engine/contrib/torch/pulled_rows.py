@@ -56,9 +56,14 @@ def check_integers(tensor: Any, argument: str, place: str = "") -> None:
 def ids_of(tensor: Any, place: str = "") -> Ids:
     """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError for anything but integers.
 
-    Raises UsageError for ids without values, as ``torch.func`` and ``torch.export`` pass to a function.
+    Raises UsageError for ids without values, as ``torch.func`` and ``torch.export`` pass to a function, and in a trace.
     """
     check_integers(tensor, "indices", place)
+    if torch.jit.is_tracing():
+        raise UsageError(
+            f"{place}torch.jit.trace would record the rows of these ids, and return them for all others; trace what "
+            "penstock.torch.materialized returns"
+        )
     dtype = torch.uint64 if tensor.dtype == torch.uint64 else torch.int64
     try:
         ids: Ids = tensor.detach().reshape(-1).to("cpu", dtype).contiguous().numpy()

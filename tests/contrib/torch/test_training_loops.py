@@ -249,6 +249,17 @@ def test_gradient_penalties_reach_rows(bag, opt, engine):
 # ---- compiled
 
 
+@pytest.mark.filterwarnings("ignore")  # torch deprecates its traces
+def test_a_trace_of_rows_is_refused_and_one_of_a_copy_takes_other_ids(bag, engine):
+    """A trace would contain the rows of its example, and return them whatever the ids are."""
+    engine.load_parameters("user", np.arange(200, dtype=np.float32).reshape(50, 4))
+    model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1)).eval()
+    with pytest.raises(ps.UsageError, match=r"torch.jit.trace would record the rows .*penstock.torch.materialized"):
+        torch.jit.trace(model, (IDS,))
+    traced = torch.jit.trace(pt.materialized(model), (IDS,))
+    assert torch.equal(traced(IDS - 2), model(IDS - 2))
+
+
 def test_a_whole_graph_is_refused_with_the_reason(bag):
     reason = "penstock pulls rows outside of compiled graphs; compile without fullgraph=True"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
