@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -74,7 +75,8 @@ class Reader:
     Notes
     -----
     Thread-safe; a lookup takes no lock, does not wait for the writer's steps, and holds no GIL while it copies rows.
-    A row is never a mixture of two steps. After a start of the writer, lookups read its new files.
+    A row is never a mixture of two steps. After a start of the writer, lookups read its new files. A pickle or a copy
+    opens the folder again, as in a worker of ``torch.utils.data.DataLoader``.
 
     Examples
     --------
@@ -104,6 +106,9 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), self._path.absolute(), dtype=self._encoding.name), ()
 
     def close(self) -> None:
         """Close the files. Lookups in other threads end first."""

@@ -1,5 +1,8 @@
 """Reads of shared tables give the rows of the engine, wherever they lie."""
 
+import copy
+import pickle
+
 import jax
 import numpy as np
 import pytest
@@ -50,6 +53,17 @@ def test_a_step_that_changes_all_rows_is_read(tmp_path):
     engine.apply({"t": ([7], np.ones((1, 3)))})
     engine.apply({"t": ([8], np.ones((1, 3)))})
     assert np.array_equal(ps.Reader(tmp_path / "shared").lookup("t", range(2000)), engine.lookup("t", range(2000)))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda reader: pickle.loads(pickle.dumps(reader))])
+def test_a_copy_of_a_reader_opens_the_folder_again(copied, tmp_path, monkeypatch):
+    """As a DataLoader sends a dataset, with its reader, to processes that it spawns."""
+    monkeypatch.chdir(tmp_path)
+    engine = engine_of(shared="shared")
+    again = copied(ps.Reader("shared", dtype="int8"))
+    engine.apply({"t": frame([3])})
+    monkeypatch.chdir("/")
+    assert np.array_equal(again.lookup("t", [3]), ps.Reader(tmp_path / "shared", dtype="int8").lookup("t", [3]))
 
 
 def test_rows_are_written_into_an_array_of_the_caller(tmp_path):
