@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.api.activations.deduplication import DeduplicationData
 from penstock.api.activations.exchange import Exchange
@@ -12,7 +12,7 @@ from penstock.api.deltas import Deltas, check_no_deltas
 from penstock.api.live_reads import LiveReads
 from penstock.api.run import SourceRun
 from penstock.api.table_access import TableAccess
-from penstock.base.errors import listed
+from penstock.base.errors import UsageTypeError, listed
 from penstock.base.html_tables import html_table
 from penstock.base.threads import ThreadTeam
 from penstock.base.validation import whole
@@ -169,6 +169,12 @@ class Engine(TableAccess):
         values = (gate.global_step, gate.num_accumulated, gate.num_required, self.core.tables.programs.variants)
         head = ("Engine: step", "frames in the gate", "required", "variants")
         return html_table(head, [values]) + self.config._repr_html_()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageTypeError(
+            f"cannot pickle or copy {self!r}: Engine.save writes it, Engine.restore reads it, also in another process; "
+            "penstock serve shares one with other processes"
+        )
 
     # ---- readers without the lock
 

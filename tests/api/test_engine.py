@@ -1,6 +1,8 @@
 """The Engine from Python: frames, the gate, learning rates, parameters in and out."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -17,6 +19,12 @@ def test_repr_of_an_engine_names_tables_step_and_devices(mesh_of):
     engine = engine_of(tables=("t", "u"), mesh=mesh_of(3))
     engine.apply({"u": frame([1])})
     assert repr(engine) == "Engine(tables: t, u; step 1; 3 cpu)"
+
+
+def test_an_engine_is_not_pickled_or_copied_but_saved():
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"cannot pickle or copy Engine\(tables: t; .*Engine.save"):
+            copied(engine_of())
 
 
 # ---- frames and the gate
