@@ -153,6 +153,9 @@ class EmbeddingTables:
             if indices
         }
 
+    def __deepcopy__(self, memo: Any) -> EmbeddingTables:
+        return self  # it holds no rows: a copy of a model shares it
+
     # ---- on the host
 
     def create(self, seed: int = 0) -> Tables:

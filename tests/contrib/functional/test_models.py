@@ -1,5 +1,6 @@
 """Models in Flax and Keras with penstock's tables: on next-word pairs, they train as with dense embeddings."""
 
+import copy
 import os
 import re
 import subprocess
@@ -84,6 +85,19 @@ def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mes
     assert addresses(module.tables) == addresses_before
     for part, values in tables.parameters(module.tables, "t").items():
         np.testing.assert_array_equal(values, tables.parameters(expected, "t")[part])
+
+
+def test_a_copy_of_a_flax_model_keeps_its_rows_while_the_model_trains():
+    """As a target network does."""
+    nnx = pytest.importorskip("flax.nnx")
+    from penstock.contrib.functional.nnx_embedding import Embedding
+
+    tables = on_one_device()
+    module, lookups = Embedding(tables), tables.preprocess(BATCH)
+    copied, initial_rows = copy.deepcopy(module), tables.parameters(module.tables, "t")
+    nnx.jit(lambda module: module.update(lookups, module(lookups)), donate_argnums=0)(module)
+    assert (tables.parameters(module.tables, "t")["parameters"] != initial_rows["parameters"]).any()
+    assert_same_rows(tables.parameters(copied.tables, "t"), initial_rows)
 
 
 def test_a_flax_model_that_is_created_in_a_traced_function_is_refused_in_a_sentence():
