@@ -295,7 +295,7 @@ class TablePart:
     shape : tuple of int
         (vocabulary_size, floats per row).
     trainable : bool
-        Whether it is the weights, of a layer that is trained.
+        Whether it is the weights, of a layer and a table that are trained.
     """
 
     dtype = "float32"
@@ -309,7 +309,8 @@ class TablePart:
 
     @property
     def trainable(self) -> bool:
-        return self.part == WEIGHTS and bool(self._layer.trainable)
+        config = self._layer.embedding_tables.config
+        return self.part == WEIGHTS and bool(self._layer.trainable) and config.table(self.table).trainable
 
     def numpy(self) -> Float32:
         """Return a copy of the rows."""

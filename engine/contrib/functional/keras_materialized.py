@@ -141,6 +141,7 @@ def _activations(layer: Embedding, inputs: Any) -> list[Any]:
     for name in tables.features:
         rows = forward_rows(tables, layer.tables, name)
         embedding = keras.layers.Embedding(*rows.shape, dtype="float32", name=f"{layer.name}_{name}".replace("/", "_"))
+        embedding.trainable = layer.trainable and tables.config.table(name).trainable
         embedding.build()
         embedding.set_weights([rows])
         embeddings[name] = embedding

@@ -309,6 +309,25 @@ def test_a_keras_copy_is_apart_and_takes_batches_of_any_size(keras):
     np.testing.assert_allclose(result, np.concatenate([before, before, before[:1]]), rtol=1e-5, atol=1e-6)
 
 
+def test_a_frozen_table_stays_frozen_in_a_keras_copy(keras):
+    from penstock.functional.keras_embedding import Embedding, materialized
+
+    word, user = (ps.TableConfig(11, 3, name=name, trainable=name == "user") for name in ("word", "user"))
+    features = {table.name: ps.FeatureConfig(table, name=table.name) for table in (word, user)}
+    config = ps.EmbeddingConfig.from_features(features, 4, ps.SGD(0.1))
+    layer = Embedding(EmbeddingTables(config, Mesh(jax.devices()[:1], ("shard",)), halves=False))
+    inputs = layer.inputs()
+    activations = layer(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(activations["word"] + activations["user"]))
+    assert [weight.trainable for weight in layer.weights] == [True, False]  # by name
+    deployed = materialized(model)
+    deployed.compile(keras.optimizers.SGD(0.1), "mse")
+    deployed.fit(dict.fromkeys(features, arrays_of(IDS)["clicked"]), np.ones((4, 1)), verbose=0)
+    for name in features:
+        rows = deployed.get_layer(f"{layer.name}_{name}").get_weights()[0]
+        assert np.array_equal(rows, layer.embedding_tables.lookup(layer.tables, name, range(11))) == (name == "word")
+
+
 @pytest.mark.parametrize("quantization", [None, ps.QuantizationConfig(5, -0.5, 0.5)])
 def test_keras_weights_and_quantization_count_as_before(keras, quantization):
     from penstock.functional.keras_embedding import materialized
