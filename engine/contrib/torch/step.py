@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as distributed
 
-from penstock.base.errors import PenstockError, StateError, UsageError, UsageTypeError
+from penstock.base.errors import PenstockError, StateError, UsageError, UsageTypeError, listed
 from penstock.base.validation import whole
 from penstock.contrib.torch.modules import StoreModule
 from penstock.contrib.torch.open_store import is_distributed
@@ -421,13 +421,21 @@ class Step:
         StateError
             If the ranks have states of different steps, or the service has no such version.
         UsageError
-            If this store has pushed frames, or the other ranks cannot be reached.
+            If ``state`` is another one, such as that of a torch optimizer; or if this store has pushed frames, or the
+            other ranks cannot be reached.
 
         Notes
         -----
         In rounds of synchronous ranks, all call this, and return together: the first one rolls the service back to the
         version of the state, so that no frame after it counts, and each sends them again.
         """
+        if "frames" not in state:
+            raise UsageError(
+                f"load_state_dict: expected what Step.state_dict returned, got {listed(state) or 'nothing'}; load the "
+                "state of a torch optimizer into that optimizer"
+            )
+        if self.dense_optimizer is not None and state["dense"] is None:
+            raise UsageError("load_state_dict: the state is of a Step without a dense optimizer, and this one has one")
         if "tag" in state and self.store.in_rounds and self.store.synchronous:
             self._return_together({name: state[name] for name in ("tag", "version")})
         else:

@@ -317,6 +317,17 @@ def test_the_dense_optimizer_steps_after_the_frame(bag, engine):
     opt.load_state_dict(state)
 
 
+def test_states_of_other_optimizers_are_refused(bag):
+    dense = torch.nn.Linear(4, 1)
+    adam = torch.optim.Adam(dense.parameters())
+    state = pt.Step(bag).state_dict()
+    opt = pt.Step(bag, adam)
+    with pytest.raises(ps.UsageError, match=r"expected what Step.state_dict returned, got state, param_groups; load"):
+        opt.load_state_dict(adam.state_dict())
+    with pytest.raises(ps.UsageError, match="the state is of a Step without a dense optimizer"):
+        opt.load_state_dict(state)
+
+
 def test_an_interrupted_step_is_not_applied_twice(bag, opt, engine, monkeypatch):
     def interrupted(*arguments, **keywords):
         apply(*arguments, **keywords)
