@@ -109,7 +109,8 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
     def requires_grad_(self, requires_grad: bool = True) -> StoreModule:
         """Set whether training changes the rows that this module reads, from its next forward pass on.
 
-        That of a module around it reaches parameters only; ``penstock.torch.requires_grad_`` reaches rows, too.
+        That of a module around it reaches parameters only; ``penstock.torch.requires_grad_`` reaches rows, too. A table
+        that its configuration freezes stays frozen.
 
         Parameters
         ----------
@@ -124,8 +125,10 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         return self._set_frozen(self.table_names(), not requires_grad)
 
     def _set_frozen(self, tables: Iterable[str], is_frozen: bool) -> StoreModule:
-        change = self._frozen.update if is_frozen else self._frozen.difference_update
-        change(tables)
+        if is_frozen:
+            self._frozen.update(tables)
+        else:
+            self._frozen.difference_update(name for name in tables if not self.store.tables[name].is_frozen)
         return self
 
     def table_names(self) -> list[str]:

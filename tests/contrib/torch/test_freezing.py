@@ -198,10 +198,9 @@ def test_rows_of_a_table_that_the_configuration_freezes_get_no_gradient():
     train(collection, opt)
     assert changed(engine, before) == {"item", "shop"}
     assert engine.gate.global_step == 2
-    collection.requires_grad_(True)
-    loss_of(tensors_of(collection)).backward()
-    with pytest.raises(ps.InputError, match="for table 'user', which is frozen and refuses them"):
-        opt.step()
+    collection.requires_grad_(True)  # as of a whole model that a user thaws
+    train(collection, opt)
+    assert changed(engine, before) == {"item", "shop"}
 
 
 def test_a_service_says_which_tables_are_frozen():
@@ -215,3 +214,17 @@ def test_a_service_says_which_tables_are_frozen():
             train(collection, opt, seed)
         assert changed(service.engine, before) == {"item", "shop"}
         assert not service.sequencer.counters.dropped["frozen:user"]
+
+
+def test_a_table_that_its_configuration_freezes_is_not_thawed_with_the_model():
+    """Else its gradients, which change nothing, would count in a clipped norm."""
+    names = "word", "user"
+    tables = [ps.TableConfig(50, 4, ps.Constant(1.0), name=name, trainable=name == "user") for name in names]
+    store = pt.store(ps.Engine(ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1))))
+    model = torch.nn.ModuleDict({name: pt.Embedding(50, 4, table=name, store=store) for name in names})
+    opt = pt.Step(model)
+    for requires_grad in (False, True):
+        pt.requires_grad_(model, requires_grad)
+    (3 * model["word"](IDS) + 4 * model["user"](IDS[:1, :1])).sum().backward()
+    assert opt.clip_grad_norm_(1.0) == 4 * 4 * 2  # the root of 4 squares of 16, as one id is added to 4
+    assert [part.requires_grad for part in pt.materialized(model).parameters()] == [False, True]
