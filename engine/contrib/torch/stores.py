@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 import penstock.base.forks as forks
-from penstock.base.errors import StateError, UsageError, close_names, listed, unreleased
+from penstock.base.errors import StateError, UsageError, UsageTypeError, close_names, listed, unreleased
 from penstock.base.validation import INT64_MAX
 from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
@@ -274,6 +274,11 @@ class Store(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageTypeError(
+            f"cannot pickle or copy {self!r}: open one with penstock.torch.store in the process that uses it"
+        )
 
     # ---- of each kind
 

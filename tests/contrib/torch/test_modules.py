@@ -179,6 +179,10 @@ def test_pickles_and_copies_are_refused_with_the_reason(store):
     for copied in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match=r"cannot pickle or copy 'EmbeddingBag': its rows are in Store\(Engine"):
             copied(torch.nn.Sequential(bag))
+        with pytest.raises(
+            TypeError, match=r"cannot pickle or copy Store\(Engine.*: open one with penstock.torch"
+        ):
+            copied(pt.Step(bag))
 
 
 def test_a_materialized_module_is_torchs_with_the_same_rows(store, engine):
