@@ -357,11 +357,14 @@ class MaterializedCollection(_MaterializedCollection):
 
 def _twin(part: StoreModule, rows: _Rows) -> torch.nn.Module:
     """Return what replaces a module."""
+    padding = getattr(part, "padding_idx", None)
+    if padding is not None:
+        padding = (padding + 2**63) % 2**64 - 2**63  # as int64 of the same bits, as keys are
     if isinstance(part, EmbeddingBag):
         options = {"mode": part.mode, "include_last_offset": part.include_last_offset}
-        return rows.bag(part.table, part.padding_idx, scale_grad_by_freq=part.scale_grad_by_freq, **options)
+        return rows.bag(part.table, padding, scale_grad_by_freq=part.scale_grad_by_freq, **options)
     if isinstance(part, Embedding):
-        return rows.embedding(part.table, part.padding_idx, scale_grad_by_freq=part.scale_grad_by_freq)
+        return rows.embedding(part.table, padding, scale_grad_by_freq=part.scale_grad_by_freq)
     if isinstance(part, EmbeddingBagCollection):
         bags = {
             config.name: rows.bag(config.name, mode=part.mode_of(config), include_last_offset=True)

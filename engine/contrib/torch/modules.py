@@ -256,12 +256,12 @@ class _SingleTable(StoreModule):
         self.scale_grad_by_freq = scale_grad_by_freq
         if max_norm is not None:
             raise UsageError("max_norm: a lookup changes no row of an engine; clip with its configuration instead")
-        if padding_idx is not None:
+        self.table = checked_table(self.store, table, num_embeddings, embedding_dim)
+        if padding_idx is not None and store.tables[self.table].num_rows is not None:  # of a dynamic table, it is a key
             # torch's checks and words.
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise UsageError("padding_idx must be within num_embeddings")
             padding_idx %= num_embeddings
-        self.table = checked_table(self.store, table, num_embeddings, embedding_dim)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
 
     def table_names(self) -> list[str]:
@@ -323,7 +323,7 @@ class EmbeddingBag(_SingleTable):
     include_last_offset : bool
         As in torch.
     padding_idx : int or None
-        As in torch; the row reads as zeros.
+        As in torch; the row reads as zeros. Of a dynamic table, a key, also one below 0.
     device, dtype
         Device and type of the results; ``to`` changes them.
     table : str or None
@@ -420,7 +420,7 @@ class Embedding(_SingleTable):
     num_embeddings, embedding_dim : int
         The table's vocabulary_size and dim; of a dynamic table, ``num_embeddings`` is not checked.
     padding_idx : int or None
-        As in torch; the row reads as zeros.
+        As in torch; the row reads as zeros. Of a dynamic table, a key, also one below 0.
     max_norm, norm_type
         Refused: a lookup changes no row.
     scale_grad_by_freq : bool

@@ -179,7 +179,7 @@ def test_a_version_of_other_tables_is_refused(table, problem, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic", "unsigned"])
-@pytest.mark.parametrize("padding", [None, 3, 4])
+@pytest.mark.parametrize("padding", [None, 3, 4, "key"])
 @pytest.mark.parametrize("mode", ["single", "sum", "mean", "max"])
 def test_a_saved_module_loads_where_penstock_is_absent(kind, padding, mode, tmp_path, monkeypatch):
     key_type = "uint64" if kind == "unsigned" else "int64"
@@ -189,7 +189,7 @@ def test_a_saved_module_loads_where_penstock_is_absent(kind, padding, mode, tmp_
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
     ids = [3, 5, 2**64 - 9, 5] if kind == "unsigned" else [3, 5, -9 if dynamic else 0, 5]
     engine.apply({"user": (np.array(ids[1:], key_type), np.arange(6, dtype=np.float32).reshape(3, 2))})
-    options = {"padding_idx": padding, "store": pt.store(engine)}
+    options = {"padding_idx": ids[2] if padding == "key" else padding, "store": pt.store(engine)}
     module = pt.Embedding(8, 2, **options) if mode == "single" else pt.EmbeddingBag(8, 2, mode=mode, **options)
     deployed = pt.materialized(torch.nn.Sequential(module))
     inputs = (torch.tensor(np.array([ids], key_type)),)

@@ -179,9 +179,7 @@ def test_pickles_and_copies_are_refused_with_the_reason(store):
     for copied in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match=r"cannot pickle or copy 'EmbeddingBag': its rows are in Store\(Engine"):
             copied(torch.nn.Sequential(bag))
-        with pytest.raises(
-            TypeError, match=r"cannot pickle or copy Store\(Engine.*: open one with penstock.torch"
-        ):
+        with pytest.raises(TypeError, match=r"cannot pickle or copy Store\(Engine.*: open one with penstock.torch"):
             copied(pt.Step(bag))
 
 
@@ -205,6 +203,20 @@ def test_a_dynamic_table_takes_any_key():
     opt.step()
     assert embedding(torch.tensor([-7])).tolist() == [[0.5, 0.5]]
     assert engine.keys("user").to_pylist() == [-7, 2**40]
+
+
+@pytest.mark.parametrize("padding", [-1, 2**40])
+def test_the_padding_of_a_dynamic_table_is_a_key(padding):
+    """-1 is no row counted from the end, and no other key reads as zeros."""
+    dynamic = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), name="user", dynamic=ps.Dynamic())
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([dynamic]))
+    embedding = pt.Embedding(8, 2, padding_idx=padding, store=pt.store(engine))
+    opt = pt.Step(embedding)
+    rows = embedding(torch.tensor([padding, 7]))
+    assert rows.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    rows.sum().backward()
+    opt.step()
+    assert engine.keys("user").to_pylist() == [7]
 
 
 def test_a_state_dict_refers_to_the_tables(store, engine, tmp_path):
