@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from penstock.base.errors import InputError, UsageError, UsageTypeError
+from penstock.base.validation import INT64_MAX
 from penstock.contrib.torch.stores import Block, Ids, distinct
 from penstock.model.frames import Float32, Int64
 
@@ -78,9 +79,11 @@ def ids_of(tensor: Any, place: str = "") -> Ids:
 
 
 def joined(parts: Sequence[Ids]) -> Ids:
-    """Return ids as one array. NumPy makes float64 of int64 and uint64: without negative ids, uint64 holds both."""
-    if len({part.dtype for part in parts}) > 1 and all((part >= 0).all() for part in parts):
-        parts = [part.astype(np.uint64) for part in parts]
+    """Return ids as one array. NumPy makes float64 of int64 and uint64: where one of them holds all ids, it is that."""
+    if len({part.dtype for part in parts}) > 1:
+        is_large = any((part > INT64_MAX).any() for part in parts)
+        if not is_large or all((part >= 0).all() for part in parts):
+            parts = [part.astype(np.uint64 if is_large else np.int64) for part in parts]
     return np.concatenate(parts)
 
 
