@@ -343,6 +343,8 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
     ------
     UsageError
         For ``use_multiprocessing``: lookups are on the device of this process.
+    UsageTypeError
+        For batches without numbers, such as a generator.
 
     Examples
     --------
@@ -365,6 +367,11 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
     ) -> None:
         if options.get("use_multiprocessing"):
             raise UsageError("PreparedBatches: lookups are on the device of this process; use threads (workers=4)")
+        if not (hasattr(batches, "__len__") and hasattr(batches, "__getitem__")):
+            raise UsageTypeError(
+                f"PreparedBatches: expected a sequence or a PyDataset of batches, got {type(batches).__name__}; give "
+                "fit a generator of (layer.preprocess(features), labels) instead"
+            )
         super().__init__(**options)
         self._layer, self._batches = layer, batches
         self._combine: Callable[..., Any] = combine or (lambda *item: item)

@@ -356,6 +356,8 @@ def test_prepared_batches_are_those_of_the_layer_and_go_where_combine_says(keras
     assert source.ended == 1
     with pytest.raises(ps.UsageError, match="use threads"):
         PreparedBatches(layer, source, use_multiprocessing=True)
+    with pytest.raises(ps.UsageTypeError, match="a sequence or a PyDataset of batches, got generator; give fit"):
+        PreparedBatches(layer, (batch for batch in [(BATCH, labels)]))
 
 
 def test_a_layer_that_no_file_can_hold_says_so(keras_layer):
