@@ -7,6 +7,7 @@ import argparse
 from penstock.base.errors import UsageError
 from penstock.base.flag_values import local_path
 from penstock.checkpoint.arrays import EncodedTables, SavedTables
+from penstock.checkpoint.manifests import VECTORS
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, place_text, several, writing
 from penstock.io.table_formats.table_format import table_formats
@@ -42,6 +43,10 @@ def run(args: argparse.Namespace, out: Output) -> None:
     for name, (num_rows, first) in tables.not_finite.items():
         bad = f"{several(num_rows, 'row')} infinite or NaN, the first of id {first}; {readers}"
         out.say(f"warning   {name}: {bad} (docs/bad_rows.md)")
+    for name, (path, _) in saved.commit.contents.get(VECTORS, {}).items():
+        if saved.keys(name) is not None:
+            has = several(saved.num_rows(name), "key")
+            out.say(f"note      {name}: it has {has}; all others read their vectors in {path}, which are not exported")
     out.say(f"step      {step}, commit {saved.commit.number} of {place_text(args.checkpoint)}")
     if rows is not FLOAT32:
         out.say(f"rows      {rows.name}, without slots")

@@ -58,6 +58,17 @@ def test_keys_of_a_dynamic_table(tmp_path, call):
     assert values.tobytes() == INT8.encode(engine.lookup("user", keys)).tobytes()
 
 
+def test_keys_that_only_a_file_of_vectors_has_are_pointed_out(tmp_path, call):
+    """A frozen dynamic table has no key of its own at all."""
+    np.savez(tmp_path / "words.npz", word=np.ones((2, 4), np.float32), keys=np.array([5, -7]))
+    start = ps.FromFile(tmp_path / "words.npz")
+    table = ps.TableConfig(8, 4, start, name="word", trainable=False, dynamic=ps.Dynamic())
+    ps.Engine(ps.EmbeddingConfig.from_tables([table])).save(tmp_path / "run")
+    text, _ = call(0, "export", tmp_path / "run", tmp_path / "serving", "--rows", "int8")
+    path = tmp_path / "words.npz"
+    assert f"note      word: it has 0 keys; all others read their vectors in {path}, which are not exported" in text
+
+
 def test_a_file_of_many_rows_has_less_than_a_third_of_the_bytes(tmp_path, call):
     wide = ps.TableConfig(20_000, 64, name="user", optimizer=ps.SGD(0.1))
     ps.Engine(ps.EmbeddingConfig.from_tables([wide])).save(tmp_path / "c")
