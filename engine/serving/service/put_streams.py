@@ -198,10 +198,8 @@ class Acks:
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            is_over = self._over.is_set()  # before the last acknowledgement is looked at
-            if not is_over:
-                self._wanted.clear()
-            ack = self.last
+            self._wanted.clear()  # first: what comes from here on sets it again
+            is_over, ack = self._over.is_set(), self.last
             if ack is not self._sent:
                 self._sent = ack
                 try:
