@@ -24,7 +24,7 @@ import pyarrow.fs
 import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError
 from penstock.base.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path, part_of
-from penstock.base.filesystem.file_stores import place_of
+from penstock.base.filesystem.file_stores import filesystem_at, place_of
 from penstock.base.filesystem.pipes import open_writer
 from penstock.io.log import LogWriter, schema_of_log
 
@@ -190,7 +190,7 @@ def open_deltas(
     if "://" not in text:
         return DeltaStream(text, open_writer(path), schema, step)
     try:
-        fs, inside = pa.fs.FileSystem.from_uri(text)
+        fs, inside = filesystem_at(text)
         return DeltaStream(place_of(text), fs.open_output_stream(inside), schema, step)
     except pa.ArrowInvalid as error:
         problem = str(error).splitlines()[0].replace(text, place_of(text))

@@ -18,7 +18,7 @@ import pyarrow.fs
 
 import penstock.io.proxies as proxies
 from penstock.base.errors import InputError
-from penstock.base.filesystem.file_stores import place_of
+from penstock.base.filesystem.file_stores import filesystem_at, place_of
 from penstock.io.registry import either
 from penstock.io.sources.batch import Batches, Part, arrow_errors
 from penstock.io.sources.source_kinds import source_kind, source_kinds
@@ -109,7 +109,7 @@ def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str]:
         name = place_of(text)
         proxies.exempt_loopback()
         try:
-            fs, path = pa.fs.FileSystem.from_uri(text)
+            fs, path = filesystem_at(text)
         except pa.ArrowInvalid as error:
             if "Unrecognized filesystem" not in str(error):
                 raise InputError(f"cannot open: {str(error).replace(text, name)}", source=name) from None

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from penstock.base.filesystem import atomic_files
 from penstock.base.filesystem.read_ahead import Blocks
@@ -242,12 +242,23 @@ def place_of(text: str) -> str:
     return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
+def filesystem_at(uri: str) -> tuple[Any, str]:
+    """Return the file system of a URI, and the path in it. Raises pyarrow.ArrowInvalid, also without its library."""
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem
+
+    try:
+        return cast("tuple[Any, str]", FileSystem.from_uri(uri))
+    except ImportError as error:  # hf:// and the schemes of fsspec have libraries
+        raise ArrowInvalid(str(error)) from error
+
+
 def store_at(place: str | os.PathLike[str]) -> FileStore:
     """Return the folder on a path or at a URI of pyarrow.fs. Raises ValueError for a URI that pyarrow cannot open."""
     text = os.fspath(place)
     if not isinstance(text, str) or "://" not in text:
         return LocalStore(Path(place))
-    from pyarrow.fs import FileSystem, LocalFileSystem
+    from pyarrow.fs import LocalFileSystem
 
-    filesystem, path = FileSystem.from_uri(text)
+    filesystem, path = filesystem_at(text)
     return LocalStore(Path(path)) if isinstance(filesystem, LocalFileSystem) else RemoteStore(text, filesystem, path)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.base.errors import InputError
+from penstock.base.filesystem.file_stores import filesystem_at
 from penstock.contrib.connectors.table_versions import ERRORS, RowFile, TableVersions, is_remote, store_options
 from penstock.contrib.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
@@ -184,7 +185,7 @@ class DeltaVersions(TableVersions):
         scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
         if self._uri.startswith(f"{scheme}://"):
             return self._fs, f"{bucket}/{key}"
-        fs, inside = pa.fs.FileSystem.from_uri(f"{scheme}://{bucket}")
+        fs, inside = filesystem_at(f"{scheme}://{bucket}")
         return fs, f"{inside}/{key}"
 
     def _failures(self) -> Any:

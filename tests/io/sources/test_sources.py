@@ -7,6 +7,7 @@ import sys
 import threading
 import tracemalloc
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -189,6 +190,14 @@ def test_a_directory_without_files_and_a_path_that_is_not_there(tmp_path):
 )
 def test_unknown_schemes_and_missing_paths_are_input_errors(name):
     until_error(name)
+
+
+def test_a_uri_whose_library_is_missing_is_an_input_error(monkeypatch):
+    def url_to_fs(uri):
+        raise ImportError("Install huggingface_hub to access HfFileSystem")
+
+    monkeypatch.setitem(sys.modules, "fsspec", SimpleNamespace(url_to_fs=url_to_fs))
+    assert "hf://owner/log: cannot open: Install huggingface_hub" in until_error("hf://owner/log")[1]
 
 
 def test_a_name_that_is_not_utf_8_is_a_limit_of_arrow(tmp_path):
