@@ -140,7 +140,8 @@ def rows_of_a_frame(text: str) -> int | str:
 
 def workers_of_rounds(text: str) -> int | tuple[str, ...]:
     """Parse ``--workers``: a number, or names."""
-    return whole(1)(text) if text.isdecimal() else tuple(text.split(","))
+    is_number = text.removeprefix("-").isdecimal()
+    return whole(1)(text) if is_number else tuple(name.strip() for name in text.split(","))
 
 
 def all_or_names(text: str) -> bool | list[str]:

@@ -34,6 +34,7 @@ BAD_FLAGS = {
     "--num-required -3": "at least 1",
     "--num-required two": "whole number, got 'two'",
     "--num-required 1.5": "whole number",
+    "--workers -1": "at least 1",
     "--contribution-rows 0": "at least 1",
     "--limit -1": "at least 0",
     "--limit x": "whole number",

@@ -28,3 +28,8 @@ def test_a_command_has_the_flags_of_its_mode_and_says_which_commands_have_anothe
 def test_a_job_refuses_the_keywords_of_other_modes(name):
     with pytest.raises(ps.UsageError, match=f"^Job: unknown argument '{name}'"):
         Job(config_of(), ["log.arrows"], shares=1, **{name: None})
+
+
+def test_spaces_between_the_names_of_workers_are_no_part_of_them():
+    arguments = parser(["replay"]).parse_args(["replay", "c.pbtxt", "log.arrows", "--workers", "a, b"])
+    assert arguments.workers == ("a", "b")
