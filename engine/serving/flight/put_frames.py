@@ -26,6 +26,7 @@ Frame: TypeAlias = ArrowStream | Sequence[ArrowStream]
 MESSAGE_BYTES = 2 << 20
 
 _EXPECTED = "expected a frame: a record batch or table with rows, or a list of them"
+_COMPARABLE = "cast it to integers or strings first"
 # A frame is a run of rows that have one value of each.
 _KEYS = ("step", "contributor")
 
@@ -51,7 +52,8 @@ def _frames_in(table: pa.Table) -> Iterator[pa.Table]:
     begins = np.zeros(table.num_rows, np.bool_)
     begins[0] = True
     for column in _keys(table.schema):
-        codes = _codes(table.column(column))
+        with arrow_errors(_COMPARABLE, "<table>", column=column):
+            codes = _codes(table.column(column))
         begins[1:] |= codes[1:] != codes[:-1]
     starts = np.flatnonzero(begins).tolist()
     for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
@@ -92,7 +94,9 @@ def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
     """Refuse a change of step or contributor: the service would split the frame there, and count more frames."""
     for column in _keys(batches[0].schema):
         seen = pa.chunked_array([batch.column(column) for batch in batches])
-        if len(pc.unique(seen)) > 1:
+        with arrow_errors(_COMPARABLE, "<frame>", column=column):
+            is_one_frame = len(pc.unique(seen)) <= 1
+        if not is_one_frame:
             raise InputError("expected one frame: all its rows have one value", column=column)
 
 

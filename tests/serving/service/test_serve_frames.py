@@ -9,6 +9,9 @@ import penstock as ps
 FRAMES = [frame(n, step=n) for n in range(4)]
 TABLES = [pa.Table.from_batches([f.slice(0, 7), f.slice(7)]) for f in FRAMES]
 WHOLE = pa.Table.from_batches(FRAMES)
+ENCODED = WHOLE.set_column(
+    WHOLE.schema.names.index("step"), "step", pa.compute.run_end_encode(WHOLE["step"].combine_chunks())
+)
 
 
 class Other:
@@ -91,6 +94,8 @@ def test_batches_of_a_table_may_have_dictionaries_of_their_own():
         ([7], "expected a frame: a record batch or table with rows, or a list of them, got int"),
         ([[FRAMES[0], "x"]], "expected a frame: a record batch or table with rows, or a list of them, got str"),
         ([WHOLE], "column 'step': expected one frame: all its rows have one value"),
+        ([ENCODED], "column 'step': cast it to integers or strings first"),
+        (ENCODED, "column 'step': cast it to integers or strings first"),
         ([pa.chunked_array([[1, 2]])], "expected a frame: a record batch or table with rows"),
     ],
 )
