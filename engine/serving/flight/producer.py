@@ -226,15 +226,17 @@ class Producer:
                 self._drop()
                 raise
 
-    def _say_who_is_missing(self, read: int) -> None:
-        """Log each minute for which workers this one waits. read : its last frame that the service has read"""
+    def _say_who_is_missing(self) -> None:
+        """Log each minute for which workers this one waits."""
         now_s = time.monotonic()
         assert self._waits_since_s is not None
         if now_s - self._said_s < LOG_EVERY_S:
             return
         self._said_s = now_s
-        if missing := self._connection.act("explain")["missing"]:
-            waits_for = f"frame {read} of '{self._contributor}' to have its turn; missing: {listed(missing)}"
+        now = self._connection.act("position", contributor=self._contributor)
+        if missing := now.get("missing"):  # an earlier service does not say it
+            turn = f"frame {now['position']} of '{self._contributor}'"  # its last one that the service has read
+            waits_for = f"{turn} to have its turn; missing: {listed(missing)}"
             seconds = round(now_s - self._waits_since_s)
             report("waiting", service=self._connection.uri, seconds=seconds, waits_for=waits_for)
 
@@ -252,7 +254,7 @@ class Producer:
         if commits and stream.acked is not None and stream.acked.durable:
             self._connection.act("checkpoint")
         if self._is_worker:
-            self._say_who_is_missing(self._position())
+            self._say_who_is_missing()
 
     def _position(self) -> int:
         return int(self._connection.act("position", contributor=self._contributor)["position"])

@@ -43,6 +43,7 @@ RIGHTS = {
     "status": Right.READ,
     "explain": Right.READ,
     "position": Right.PUT,
+    "checkpoint": Right.PUT,  # the end of a put requests a commit, too
     "leave": Right.PUT,
 }  # of other actions: to operate
 ACTIONS = {
@@ -258,6 +259,7 @@ class FlightServer(AnsweringServer):
                 "durable_position": self._service.sequencer.streams.durable_position(name),
                 "durable": self._service.sequencer.streams.is_durable,
                 "in_rounds": self._service.engine.core.turns is not None,
+                "missing": self._service.sequencer.waits().missing,
             }
 
     # ---- flights

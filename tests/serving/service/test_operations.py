@@ -287,7 +287,7 @@ def test_a_json_log_has_an_object_per_line_whatever_a_producer_is_called(config,
     assert (stale["contributor"], stale["step"], stale["global_step"], stale["level"]) == (HOSTILE, 0, 1, "warning")
     assert "id_out_of_range" in by_name["put_failed"]["error"]
     refused = [event for event in events if event["event"] == "call_refused"]
-    assert refused[0]["error"] == "the token is a reader's, and this call needs an operator's"
+    assert refused[0]["error"] == "the token is a reader's, and this call needs a producer or operator's"
     assert {event["level"] for event in events} == {"debug", "info", "warning"}
     assert by_name["committed"]["step"] == 1
 

@@ -2,6 +2,7 @@
 
 import pyarrow.flight as flight
 import pytest
+from limits import in_thread, until
 from services import client_of, config_of, frame, service_of
 
 import penstock as ps
@@ -70,7 +71,7 @@ CALLS = {
     ),
     "status": (lambda client, options: act(client, "status", options), {b"r", b"o"}),
     "explain": (lambda client, options: act(client, "explain", options), {b"r", b"o"}),
-    "checkpoint": (lambda client, options: act(client, "checkpoint", options), {b"o"}),
+    "checkpoint": (lambda client, options: act(client, "checkpoint", options), {b"p", b"o"}),
     "unknown action": (lambda client, options: act(client, "nothing", options), {b"o"}),
     "exchange": (exchange, {b"o"}),
     "flights": (lambda client, options: list(client.list_flights(options=options)), {b"p", b"r", b"o"}),
@@ -116,6 +117,34 @@ def test_clients_work_within_their_roles_and_name_them_beyond(tmp_path, capsys, 
         assert main(into) == 2
         assert "the token is a producer's" in capsys.readouterr().err
     assert service.engine.global_step == 4
+
+
+def test_a_producer_may_wait_for_the_commit_of_its_frames(tmp_path):
+    with (
+        service_of(folder=tmp_path / "run", tokens=TOKENS) as service,
+        client_of(service, token="p") as client,
+        client.producer("w0") as producer,
+    ):
+        producer.send(FRAMES[0])
+        assert producer.wait().durable
+
+
+def test_a_worker_with_a_producers_token_waits_for_the_others(monkeypatch, caplog):
+    monkeypatch.setattr("penstock.serving.flight.producer.LOG_EVERY_S", 0.1)
+    engine = ps.Engine(config_of(), workers=2)
+    with service_of(engine, tokens=TOKENS) as service:
+        clients = [client_of(service, token="p") for _ in range(2)]
+        workers = [client.producer(f"rank-{rank}") for rank, client in enumerate(clients)]
+        for number in range(4):
+            workers[0].send(frame(number, step=number))
+        wait = in_thread(workers[0].wait)
+        until(lambda: any("missing: rank-1" in record.penstock.get("waits_for", "") for record in caplog.records))
+        for number in range(4):
+            workers[1].send(frame(number, step=number))
+        assert wait().position == 4
+        for opened in [*workers, *clients]:
+            opened.close()
+    assert engine.global_step == 4
 
 
 # ---- the file
