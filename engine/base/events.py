@@ -61,7 +61,7 @@ EVENTS: Mapping[str, tuple[int, str]] = {
         "`retried_s` and `patience`; commands without a log print the line, too",
     ),
     "reachable_again": (logging.WARNING, "it answers again"),
-    "waiting": (logging.WARNING, "a trainer with torch waits for a service or other ranks, each minute"),
+    "waiting": (logging.WARNING, "a producer or trainer waits for a service or for other workers, each minute"),
 }
 
 # The minimum time between two records of a FrequentEvent.

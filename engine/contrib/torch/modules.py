@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 
 from penstock.base.errors import UsageError, UsageTypeError
-from penstock.contrib.torch.limited_calls import LimitedCall
+from penstock.base.limited_calls import LimitedCall
 from penstock.contrib.torch.pulled_rows import PulledRows, check_integers, ids_of, leaf_of, planned
 from penstock.contrib.torch.stores import Ids, Pulled, Store
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 import penstock.base.forks as forks
 from penstock.base.errors import ConfigError, DeltasGoneError, InputError, PenstockError, StateError, UsageError, listed
-from penstock.contrib.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
+from penstock.base.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
 from penstock.contrib.torch.stores import (
     ROWS_AS_THEY_ARE,
     Block,

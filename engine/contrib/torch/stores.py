@@ -15,8 +15,8 @@ import numpy as np
 
 import penstock.base.forks as forks
 from penstock.base.errors import StateError, UsageError, UsageTypeError, close_names, listed, unreleased
+from penstock.base.limited_calls import CallThread, LimitedCall
 from penstock.base.validation import INT64_MAX
-from penstock.contrib.torch.limited_calls import CallThread, LimitedCall
 from penstock.model.frames import Array, Float32, Int64
 from penstock.model.version import Version
 from penstock.pyx.id_table import IdTable

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.base.errors import ServiceError, UsageError, UsageTypeError
+from penstock.base.limited_calls import interruptible
 from penstock.io.patience import Patience
 from penstock.model.frames import Float32
 from penstock.model.row_encodings import FLOAT32, RowEncoding, encoding_of
@@ -291,7 +292,7 @@ class Client:
             check_encoding(reader.schema, encoding, self.connection.uri)
             return table_of(reader, f"{self.connection.uri}: the table '{name}'")
 
-        return self.connection.retried(fetch)
+        return self.connection.retried(lambda: interruptible(fetch, f"the table '{name}'", self.connection.uri))
 
     @overload
     def lookup(self, table: str, ids: Any, consistent: bool = False, *, timeout_ms: int = 1000) -> Float32: ...

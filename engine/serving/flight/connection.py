@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 import penstock.base.forks as forks
 import penstock.io.proxies as proxies
 from penstock.base.errors import InputError, PenstockError, ServiceError, UsageError, UsageTypeError
+from penstock.base.limited_calls import interruptible
 from penstock.base.validation import is_loopback
 from penstock.io.error_tables import UNLISTED, USAGE
 from penstock.io.flight_errors import ERRORS
@@ -187,18 +188,21 @@ class Connection:
         """Call an action and return its answer."""
         return self.retried(lambda: self._answer(kind, arguments))
 
-    def act_once(self, kind: str, **arguments: Any) -> dict[str, Any]:
+    def act_once(self, kind: str, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
         """Call an action that must not happen twice: after a lost connection it may have happened."""
         try:
-            return self._answer(kind, arguments)
+            return self._answer(kind, arguments, timeout_s)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             self.close()
             raise from_flight(error, self.uri) from error
 
-    def _answer(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, kind: str, arguments: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         client, _ = self.opened()
-        options = call_options(self._token, self._timeout_s)
-        answers = [answer.body for answer in client.do_action(flight.Action(kind, encoded(arguments)), options)]
+        options = call_options(self._token, timeout_s or self._timeout_s)
+        action = flight.Action(kind, encoded(arguments))
+        answers = interruptible(
+            lambda: [answer.body for answer in client.do_action(action, options)], f"its answer to '{kind}'", self.uri
+        )
         message = json_object(answers[0]) if len(answers) == 1 else None
         if not isinstance(message, dict):
             raise InputError(f"it answers '{kind}' with something else than penstock does", source=self.uri)

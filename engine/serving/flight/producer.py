@@ -26,6 +26,8 @@ WINDOW_BYTES = 256 << 20
 # After so long without an expected acknowledgement, the producer requests a commit.
 COMMIT_AFTER_S = 0.2
 LOG_EVERY_S = 60.0
+# How long the end of a stream waits for a service that does not answer.
+GRACE_S = 2.0
 
 
 class _Numbered(NamedTuple):
@@ -131,6 +133,7 @@ class Producer:
         batches = with_schema(batches, self._schema)
         pieces = batches[:1] if step is not None else [piece for batch in batches for piece in split_batch(batch)]
         size = sum(map(data_bytes, batches))
+        self._waits_since_s = None  # an interrupt may have ended the wait before
         while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
             self._send_buffer()
             self._wait_for_ack(commits=True)
@@ -148,6 +151,7 @@ class Producer:
         Ack
             The last acknowledgement.
         """
+        self._waits_since_s = None
         while not self._is_done():
             self._send_buffer()
             self._wait_for_ack(commits=True)
@@ -182,6 +186,7 @@ class Producer:
 
     def close(self) -> None:
         """Wait for the last acknowledgement, and end."""
+        self._waits_since_s = None
         try:
             while not self._is_done():
                 self._send_buffer().end()  # which also requests a commit
@@ -227,13 +232,13 @@ class Producer:
                 raise
 
     def _say_who_is_missing(self) -> None:
-        """Log each minute for which workers this one waits."""
+        """Log each minute for which workers this one waits, if it does."""
         now_s = time.monotonic()
         assert self._waits_since_s is not None
         if now_s - self._said_s < LOG_EVERY_S:
             return
         self._said_s = now_s
-        now = self._connection.act("position", contributor=self._contributor)
+        now = self._connection.act("position", contributor=self._contributor)  # says if the service does not answer
         if missing := now.get("missing"):  # an earlier service does not say it
             turn = f"frame {now['position']} of '{self._contributor}'"  # its last one that the service has read
             waits_for = f"{turn} to have its turn; missing: {listed(missing)}"
@@ -246,15 +251,14 @@ class Producer:
         assert stream is not None
         if self._waits_since_s is None:
             self._waits_since_s = self._said_s = time.monotonic()
-        timeout_s = COMMIT_AFTER_S if commits else LOG_EVERY_S if self._is_worker else None
+        timeout_s = COMMIT_AFTER_S if commits else LOG_EVERY_S
         if stream.wait_beyond(self.acked.position, timeout_s):
             self._release(stream)
             self._waits_since_s = None
             return
         if commits and stream.acked is not None and stream.acked.durable:
             self._connection.act("checkpoint")
-        if self._is_worker:
-            self._say_who_is_missing()
+        self._say_who_is_missing()
 
     def _position(self) -> int:
         return int(self._connection.act("position", contributor=self._contributor)["position"])
@@ -294,7 +298,7 @@ class Producer:
                 self._is_worker and self._buffer
             ):  # a service that reads no further does not notice the end of the stream
                 with suppress(PenstockError):
-                    self._connection.act_once("leave", contributor=self._contributor, stream=self._process)
+                    self._connection.act_once("leave", GRACE_S, contributor=self._contributor, stream=self._process)
             stream.close()
             self._release(stream)  # its last message may have arrived while it was closed
 
@@ -394,7 +398,7 @@ class _PutStream:
         if self._unwritten is not None:
             self._unwritten.put(None)
 
-    def wait_beyond(self, position: int, timeout_s: float | None) -> bool:
+    def wait_beyond(self, position: int, timeout_s: float) -> bool:
         """Wait until more is acknowledged or the stream ends. Return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(
@@ -421,7 +425,9 @@ class _PutStream:
         with suppress(flight.FlightError, pa.ArrowException, OSError):
             self.end(drops=True)
         for thread in self._threads:  # the writer's end waits for the reader
-            thread.join()
+            thread.join(GRACE_S)
+            if thread.is_alive():  # the service has stopped to answer
+                return
         with suppress(flight.FlightError, pa.ArrowException, OSError):
             self._writer.close()
 

@@ -119,7 +119,7 @@ def test_ranks_of_one_step_wait_for_each_other():
 
 @pytest.mark.parametrize("names", [("rank-0", "rank-1"), ("left", "right")])
 def test_a_wait_for_a_rank_that_is_gone_is_logged_and_ends_with_its_name(names, monkeypatch, caplog):
-    monkeypatch.setattr("penstock.contrib.torch.limited_calls.LOG_EVERY_S", 0.2)
+    monkeypatch.setattr("penstock.base.limited_calls.LOG_EVERY_S", 0.2)
     with service_of(engine_of(num_required=2, reduction="sum")) as service:
         stores = [pt.store(service.address.uri, contributor=name) for name in names]
         bags = [pt.EmbeddingBag(50, 4, mode="sum", store=store) for store in stores]

@@ -4,6 +4,8 @@ import json
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -28,6 +30,43 @@ def frames(tmp_path):
     made = [frame(n) for n in range(NUM_FRAMES)]
     write(tmp_path / "log", made)
     return made
+
+
+WAITING_CLIENT = """
+import sys
+import pyarrow as pa
+import penstock.base.limited_calls as limited_calls
+import penstock.serving.flight.producer as producers
+from penstock.serving.flight import connect
+
+frame = pa.table({"id": [1], "gradient": [[1.0] * 4]})
+with connect(sys.argv[1]) as client, client.producer("rank-0") as producer:
+    producer.send(frame)
+    producer.poll()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    limited_calls.LOG_EVERY_S = producers.LOG_EVERY_S = 0.2
+    eval(sys.argv[2])
+"""
+WAITS = ["producer.send(frame), producer.close()", "client.position('rank-0')", "client.table('user')"]
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_client_says_that_a_stopped_service_does_not_answer_and_one_signal_ends_it(config, wait, workers):
+    command = [sys.executable, "-c", WAITING_CLIENT]
+    with Process(config, *workers) as service:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        client = subprocess.Popen([*command, service.uri, wait], text=True, **pipes)
+        assert client.stdout.readline() == "ready\n"
+        suspend(service.process)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        line = client.stderr.readline()
+        assert line.startswith(f'waiting service="{service.uri}" seconds=')
+        client.send_signal(signal.SIGINT)
+        _, err = client.communicate(timeout=HANG_S)
+        assert err.rstrip().endswith("KeyboardInterrupt")
 
 
 @pytest.mark.evidence

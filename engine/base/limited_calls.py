@@ -1,4 +1,4 @@
-"""A thread for calls that may never return, and a limit on how long their caller waits. It knows no store.
+"""Threads for calls that may never return, and a limit on how long their caller waits. It knows no store.
 
 A call of gRPC to a stopped process cannot be ended from outside. So it runs on a daemon thread, and only its caller's
 wait ends, with an error that says what the call was waiting for.
@@ -6,6 +6,7 @@ wait ends, with an error that says what the call was waiting for.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +15,14 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+import penstock.base.interrupts as interrupts
 from penstock.base.errors import ServiceTimeoutError
 from penstock.base.events import report
 
 T = TypeVar("T")
 
-# How often a wait is logged.
-LOG_EVERY_S = 60.0
+# How often a wait is logged, and how often it looks whether a signal has arrived.
+LOG_EVERY_S, _LOOK_S = 60.0, 0.5
 
 _thread = threading.local()
 
@@ -34,21 +36,35 @@ class LimitedCall(Future[T]):
 
     def outcome(self, address: str, limit_s: float) -> T:
         """Wait for the result, and log that each minute. Raises ServiceTimeoutError after the limit."""
-        begin_s = time.monotonic()
+        begin_s = said_s = time.monotonic()
         try:
             while True:
                 try:
-                    return self.result(max(0.0, min(LOG_EVERY_S, begin_s + limit_s - time.monotonic())))
+                    return self.result(max(0.0, min(_LOOK_S, begin_s + limit_s - time.monotonic())))
                 except TimeoutError:
                     if self.done():  # the call's own error
                         return self.result()
-                waited_s = time.monotonic() - begin_s
-                if waited_s >= limit_s:
+                interrupts.check()
+                now_s = time.monotonic()
+                if now_s - begin_s >= limit_s:
                     raise ServiceTimeoutError(f"{address}: waited {limit_s:g} s (timeout_s) for {self.purpose}")
-                report("waiting", service=address, seconds=round(waited_s), waits_for=self.purpose)
+                if now_s - said_s >= LOG_EVERY_S:
+                    said_s = now_s
+                    report("waiting", service=address, seconds=round(now_s - begin_s), waits_for=self.purpose)
         except BaseException:
             self.is_abandoned = True
             raise
+
+    def run(self, function: Callable[[], T]) -> None:
+        """Run the call on this thread, unless it is cancelled."""
+        if not self.set_running_or_notify_cancel():
+            return
+        _thread.call = self
+        try:
+            self.set_result(function())
+        except BaseException as error:
+            self.set_exception(error)
+        del _thread.call
 
 
 def in_call() -> bool:
@@ -66,6 +82,15 @@ def check_awaited() -> None:
     """Raise CancelledError if the caller of the call that this thread runs has given up."""
     if in_call() and _thread.call.is_abandoned:
         raise CancelledError
+
+
+def interruptible(function: Callable[[], T], purpose: str, address: str) -> T:
+    """Return the result of a function. It runs on another thread, so that a signal ends the wait for it."""
+    if in_call():
+        return function()
+    call: LimitedCall[T] = LimitedCall(purpose)
+    threading.Thread(target=call.run, args=(function,), name="penstock-call", daemon=True).start()
+    return call.outcome(address, math.inf)
 
 
 class CallThread:
@@ -99,11 +124,5 @@ class CallThread:
     def _run(queue: SimpleQueue[tuple[LimitedCall[Any], Callable[[], Any]] | None]) -> None:
         while (item := queue.get()) is not None:
             call, function = item
-            if not call.set_running_or_notify_cancel():
-                continue
-            _thread.call = call
-            try:
-                call.set_result(function())
-            except BaseException as error:
-                call.set_exception(error)
-            del item, call, function, _thread.call
+            call.run(function)
+            del item, call, function
