@@ -239,3 +239,11 @@ def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeyp
     for item in (engine, other):
         item.apply({"a": frame([1, 4]), "b": frame([5])})
     assert (engine.global_step, engine.state_hash()) == (1, other.state_hash())
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_engine_and_a_client_say_what_to_pass_to_another_process(copied):
+    with pytest.raises(ps.UsageError, match=r"^cannot pickle or copy an Engine: pass its config, or save"):
+        copied(engine_of())
+    with pytest.raises(ps.UsageError, match=r"^cannot pickle or copy a Client: connect in the other process"):
+        copied(ps.connect("grpc://127.0.0.1:8815"))

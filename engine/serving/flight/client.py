@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -452,6 +452,9 @@ class Client:
         self.close()
 
     # ---- inside
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageTypeError("cannot pickle or copy a Client: connect in the other process, or thread")
 
     def _looked_up(self, request: LookupRequest) -> LookupResult:
         self.connection.check_process()
