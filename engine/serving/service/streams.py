@@ -205,9 +205,10 @@ class Streams:
 
         Raises UsageError.
         """
-        if number is not None and number > time.time_ns() + MOST_AHEAD_NS:
-            raise UsageError(f"claim: expected the number that the service gave, got {number}")
         known = self._positions.claims.get(name)
+        latest = max(time.time_ns(), 0 if known is None else known.number)  # the clock may have gone back
+        if number is not None and number > latest + MOST_AHEAD_NS:
+            raise UsageError(f"claim: expected the number that the service gave, got {number}")
         if known is None or known.process == process:
             return
         if known.process != FINISHED if number is None else number < known.number:

@@ -240,6 +240,25 @@ def test_a_put_that_is_refused_takes_no_name():
         assert service.engine.state_hash() == replayed(FRAMES[:1]).state_hash()
 
 
+def test_a_producer_continues_with_a_service_whose_clock_has_gone_back(tmp_path, monkeypatch):
+    address = Address("127.0.0.1", free_port(), False)
+    with service_of(folder=tmp_path, every=1, address=address) as service:
+        client = client_of(service)
+        producer = client.producer("w0")
+        producer.send(FRAMES[0])
+        producer.wait()
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+    engine = ps.Engine.restore(tmp_path)
+    with service_of(engine, tmp_path, every=1, resume=True, address=address), client:
+        producer.send(FRAMES[1])
+        producer.close()
+        with client.producer("w0") as later:
+            later.send(FRAMES[2])
+        with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun"):
+            sent(producer, FRAMES[3])
+    assert engine.state_hash() == replayed(FRAMES[:3]).state_hash()
+
+
 @pytest.mark.parametrize("claim", [-1, "1", 2**63, True])
 def test_only_a_number_is_a_claim(claim):
     with service_of() as service, pytest.raises(flight.FlightServerError, match="claim: expected the number that the"):
