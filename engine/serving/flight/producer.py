@@ -19,7 +19,7 @@ from penstock.io.patience import Patience
 from penstock.io.sources.batch import data_bytes
 from penstock.serving.flight.connection import Connection
 from penstock.serving.flight.messages import END, FRAME, STEP, Ack, PutRequest, decoded, encoded
-from penstock.serving.flight.put_frames import Frame, batches_of, split_batch, with_schema
+from penstock.serving.flight.put_frames import Frame, batches_of, copied, split_batch, with_schema
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
@@ -130,7 +130,7 @@ class Producer:
         step = None if step is None else whole("step", step, 0)
         batches = batches_of(frame, is_empty=step is not None)
         self._schema = self._schema or batches[0].schema
-        batches = with_schema(batches, self._schema)
+        batches = list(map(copied, with_schema(batches, self._schema)))
         pieces = batches[:1] if step is not None else [piece for batch in batches for piece in split_batch(batch)]
         size = sum(map(data_bytes, batches))
         self._waits_since_s = None  # an interrupt may have ended the wait before

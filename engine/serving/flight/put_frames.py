@@ -118,6 +118,11 @@ def with_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> list[pa
     return fitting
 
 
+def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch in other memory: a program may write to the arrays of a frame that it has sent."""
+    return pa.concat_batches([batch, batch.slice(0, 0)])  # of one batch alone it is no copy
+
+
 def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split batches into slices of one message each."""
     rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, data_bytes(batch)))

@@ -1,8 +1,9 @@
 """What ``put`` takes for frames: record batches, tables, whatever has ``__arrow_c_stream__``."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from services import client_of, config_of, frame, replayed, service_of
+from services import DIM, VOCABULARY, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 
@@ -84,6 +85,27 @@ def test_batches_of_a_table_may_have_dictionaries_of_their_own():
         assert client.put([coded[0], pa.Table.from_batches(coded[1:])], "w1").position == 2
         wanted = replayed([pa.concat_batches(batches), batches[0], pa.concat_batches(batches[1:])], config_of(tables))
         assert service.engine.state_hash() == wanted.state_hash()
+
+
+def test_a_program_may_write_to_the_arrays_of_a_frame_that_it_has_sent():
+    """The service reads no early frame before the other worker's, so that those wait in the producer."""
+    ids, gradients = np.arange(20_000) % VOCABULARY, np.zeros((20_000, DIM), np.float32)
+    served, expected = (ps.Engine(config_of(), workers=2) for _ in range(2))
+    with service_of(served) as service, client_of(service) as first, client_of(service) as two:
+        workers = [client.producer(f"rank-{rank}") for rank, client in enumerate((first, two))]
+        for rank, worker in enumerate(workers):
+            for step in range(6):
+                gradients[:] = rank + step
+                vectors = pa.FixedSizeListArray.from_arrays(pa.array(gradients.reshape(-1)), DIM)
+                worker.send(pa.record_batch({"step": np.full(len(ids), step), "id": ids, "gradient": vectors}))
+                gradients[:] = np.nan
+        for worker in workers:
+            worker.close()
+    for step in range(6):
+        for rank in range(2):
+            rows = np.full((len(ids), DIM), rank + step, np.float32)
+            assert expected.apply({"user": (ids, rows)}, local_step=step, contributor=f"rank-{rank}")
+    assert served.state_hash() == expected.state_hash()
 
 
 @pytest.mark.parametrize(
