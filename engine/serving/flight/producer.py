@@ -277,7 +277,7 @@ class Producer:
             contributor=self._contributor, first=position + 1, ends=True, process=self._process, claim=self._claim
         )
         assert self._schema is not None
-        return _PutStream(client, options, request, self._schema, self._is_worker)
+        return _PutStream(client, options, request, self._schema)
 
     def _release(self, stream: _PutStream) -> None:
         """Drop acknowledged frames from the buffer."""
@@ -304,10 +304,10 @@ class Producer:
 
 
 class _PutStream:
-    """One DoPut: frames out, acknowledgements in on a separate thread.
+    """One DoPut: frames out, acknowledgements in, each on a separate thread.
 
-    is_worker : whether the service may read no further for as long as other workers are missing. Then a write can take
-        as long, and frames are written on a thread, too, so that a signal ends a wait in the calling one
+    A write takes as long as the service reads no further, such as while workers are missing or it is stopped. As it is
+    on a thread, a signal ends a wait in the calling one.
 
     next : the number of the next frame
     """
@@ -318,7 +318,6 @@ class _PutStream:
         options: flight.FlightCallOptions,
         request: PutRequest,
         schema: pa.Schema,
-        is_worker: bool,
     ) -> None:
         assert request.first is not None
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
@@ -328,25 +327,19 @@ class _PutStream:
         self._over = self._ended = False
         self._error: BaseException | None = None  # of the thread that writes
         self.acked: Ack | None = None
-        self._threads = [threading.Thread(target=self._listen, name="penstock-acks", daemon=True)]
-        self._unwritten: SimpleQueue[_Numbered | None] | None = None
-        if is_worker:
-            self._unwritten = SimpleQueue()
-            self._threads.append(threading.Thread(target=self._write_all, name="penstock-frames", daemon=True))
+        self._unwritten = SimpleQueue[_Numbered | None]()
+        targets = {"penstock-acks": self._listen, "penstock-frames": self._write_all}
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in targets.items()]
         for thread in self._threads:
             thread.start()
 
     def send(self, frame: _Numbered) -> None:
         """Send the next frame. Raises FlightError or ArrowException if the stream has ended."""
         self.check()
-        if self._unwritten is not None:
-            self._unwritten.put(frame)
-        elif not self._write(frame):
-            raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+        self._unwritten.put(frame)
         self.next = frame.number + 1
 
     def _write_all(self) -> None:
-        assert self._unwritten is not None
         try:
             while (frame := self._unwritten.get()) is not None and self._write(frame):
                 pass
@@ -367,9 +360,6 @@ class _PutStream:
 
     def end(self, drops: bool = False) -> None:
         """Close the sending side after the last frame. drops : before those that are not written yet"""
-        if self._unwritten is None:
-            self._end()
-            return
         while drops:
             try:
                 self._unwritten.get_nowait()
@@ -395,8 +385,7 @@ class _PutStream:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        if self._unwritten is not None:
-            self._unwritten.put(None)
+        self._unwritten.put(None)
 
     def wait_beyond(self, position: int, timeout_s: float) -> bool:
         """Wait until more is acknowledged or the stream ends. Return False after the timeout."""

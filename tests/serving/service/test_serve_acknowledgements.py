@@ -152,7 +152,7 @@ def test_an_interrupt_inside_a_frame_sends_it_again_from_its_beginning(monkeypat
     expected = ps.Engine(config_of())
     expected.run(iter(FRAMES[:2]))
     with service_of() as service, client_of(service) as client, client.producer("w0") as producer:
-        monkeypatch.setattr("penstock.serving.flight.producer._PutStream._write", interrupted)
+        monkeypatch.setattr("penstock.serving.flight.producer._PutStream.send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.send(FRAMES[0])
         producer.send(FRAMES[1])

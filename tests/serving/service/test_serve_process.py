@@ -40,6 +40,7 @@ import penstock.serving.flight.producer as producers
 from penstock.serving.flight import connect
 
 frame = pa.table({"id": [1], "gradient": [[1.0] * 4]})
+large = frame.take([0] * 1_000_000)  # more than a stopped service takes from the network
 with connect(sys.argv[1]) as client, client.producer("rank-0") as producer:
     producer.send(frame)
     producer.poll()
@@ -48,7 +49,12 @@ with connect(sys.argv[1]) as client, client.producer("rank-0") as producer:
     limited_calls.LOG_EVERY_S = producers.LOG_EVERY_S = 0.2
     eval(sys.argv[2])
 """
-WAITS = ["producer.send(frame), producer.close()", "client.position('rank-0')", "client.table('user')"]
+WAITS = [
+    "producer.send(frame), producer.close()",
+    "producer.send(large), producer.close()",
+    "client.position('rank-0')",
+    "client.table('user')",
+]
 
 
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
