@@ -163,11 +163,6 @@ class Engine(TableAccess):
         kinds = listed(sorted({device.platform for device in devices}))
         return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UsageTypeError(
-            "cannot pickle or copy an Engine: pass its config, or save() it and use Engine.restore in the other process"
-        )
-
     def _repr_html_(self) -> str:
         """Return two tables for notebooks: the state of the gate, and the configuration."""
         gate = self.gate
