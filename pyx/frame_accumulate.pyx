@@ -22,6 +22,8 @@ from .row_sums cimport BAD, DISTURBED, LARGE, NOTHING, WORKED, part_check, part_
 
 cdef enum:
     MOST_ALONE = 15             # frames that one thread adds alone before others try again to share the work
+    # Numbers that are added in less time than the interpreter's lock takes to come back from another thread.
+    MOST_SMALL = 1 << 15
 
 
 cdef enum Phase:
@@ -54,6 +56,7 @@ cdef class Intake:
     cdef Task* tasks
     cdef Py_ssize_t num_tasks
     cdef int bad, large
+    cdef bint small
     cdef int num_threads        # threads that stay until nothing is left
     cdef int left               # whether a thread has left this frame, because it had no processor
     cdef int num_alone          # frames that one thread adds alone, from this one on
@@ -79,6 +82,7 @@ cdef class Intake:
         cdef Accumulator accumulator
         cdef Py_ssize_t i
         cdef bint vacant = True
+        cdef Py_ssize_t num_numbers = 0
         self.accumulators = accumulators
         try:
             for i in range(len(accumulators)):
@@ -87,9 +91,11 @@ cdef class Intake:
                 arrays = [(block.ids, block.grads, block.which, block.gains) for block in blocks[i]]
                 accumulator.begin(blocks_of(arrays, accumulator.dim, accumulator.frame.wide), frame,
                                   1 if parts is None else parts[i])
+                num_numbers += accumulator.rows_begun * (1 + accumulator.dim)
         except BaseException:
             self.cancel()
             raise
+        self.small = num_numbers <= MOST_SMALL
         return vacant
 
     def add(self, bint strict=True):
@@ -126,16 +132,18 @@ cdef class Intake:
             self._add_tasks(accumulator, CHECK, num_parts)
         return self.num_tasks
 
-    def work(self):
+    def work(self, bint alone=False):
         """Work on the tasks until none is left. Returns False where a row is bad.
 
         Any number of threads may call it at once; the frame is done when all calls have returned.
+        alone : no other thread does; a small frame is then added with the interpreter's lock
         """
-        cdef bint bad
-        with nogil:
+        if alone and self.small:
             self._work()
-            bad = is_set(&self.bad)
-        return not bad
+        else:
+            with nogil:
+                self._work()
+        return not is_set(&self.bad)
 
     def work_on_next(self):
         """Do the first task that is left, as ``work`` does all: to measure each, on one thread.

@@ -263,12 +263,14 @@ class Pipeline:
 
     def check(self, frame: Frame) -> None:
         """Raise BadRowsError as ``add`` would. Nothing changes."""
-        tables = list(frame.rows)
-        accumulators = [self.stores[table].accumulator for table in tables]
-        self._intake.begin(accumulators, [frame.rows[table] for table in tables], self.num_added + 1)
-        num_rows = sum(len(block.ids) for blocks in frame.rows.values() for block in blocks)
+        rows, total = frame.rows, 0
+        for blocks in rows.values():
+            for block in blocks:
+                total += len(block.ids)
+        accumulators = [self.stores[table].accumulator for table in rows]
+        self._intake.begin(accumulators, list(rows.values()), self.num_added + 1)
         try:
-            self._check(frame, num_rows < ROWS_WORTH_SPLITTING)
+            self._check(frame, total < ROWS_WORTH_SPLITTING)
         finally:
             self._intake.cancel()
 
@@ -336,7 +338,7 @@ class Pipeline:
     def _work(self, num_tasks: int, alone: bool) -> bool:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""
         if alone:
-            return self._intake.work()
+            return self._intake.work(alone)
         try:
             return self.team.run([self._intake.work] * min(num_tasks, self.team.threads))
         except MemoryError:

@@ -77,8 +77,10 @@ class Rounds:
         if step is not None and step < turn:
             return worker, turn, True
         turn = turn if step is None else step
-        self._check_rates(frame, worker, turn)
-        self._check_some_present(frame, worker, turn)
+        if frame.learning_rates is not None:
+            self._check_rates(frame, worker, turn)
+        if turn != self._gate.global_step:
+            self._check_some_present(frame, worker, turn)
         if self.nbytes > self.most_bytes and len(self._early.get(worker, ())) >= self.ahead:
             raise InputError(
                 f"worker '{self.names.name(worker)}' is too far ahead: {self.nbytes:,} bytes of frames wait for their "
@@ -117,8 +119,12 @@ class Rounds:
             self._rates[turn] = frame.learning_rates, self.names.name(worker)
 
     def _append(self, worker: int, turn: int, frame: Frame) -> None:
-        rows = {table: tuple(block.copied() for block in blocks) for table, blocks in frame.rows.items()}
-        nbytes = sum(block.ids.nbytes + block.grads.nbytes for blocks in rows.values() for block in blocks)
+        rows: dict[str, tuple[Rows, ...]] = {}
+        nbytes = 0
+        for table, blocks in frame.rows.items():
+            rows[table] = copies = tuple([block.copied() for block in blocks])
+            for block in copies:
+                nbytes += block.ids.nbytes + block.grads.nbytes
         # Bad rows have been handled when it arrived. Its memory may be its sender's, and ``reject`` may hold a batch.
         kept = frame.with_(rows=rows, bad_rows=(), dropped={}, audit=None, reject=None)
         early = EarlyFrame(turn, kept, nbytes)
@@ -128,7 +134,7 @@ class Rounds:
 
     def _check_rates(self, frame: Frame, worker: int, turn: int) -> None:
         known = self._rates.get(turn)
-        if frame.learning_rates is not None and known is not None and frame.learning_rates != known[0]:
+        if known is not None and frame.learning_rates is not None and frame.learning_rates != known[0]:
             raise InputError(
                 f"learning rates {list(frame.learning_rates)} of worker '{self.names.name(worker)}' for step {turn}, "
                 f"where '{known[1]}' has {list(known[0])}: the frames of a step have the same",
@@ -138,7 +144,7 @@ class Rounds:
     def _check_some_present(self, frame: Frame, worker: int, turn: int) -> None:
         """Raise InputError if with this frame all workers have one of a later step than the present one."""
         step = self._gate.global_step
-        if turn == step or self.num_taken or worker in self._early or len(self._early) < self.names.count - 1:
+        if self.num_taken or worker in self._early or len(self._early) < self.names.count - 1:
             return
         turns = [early[0].turn for early in self._early.values()]
         if min(turns, default=turn) > step:

@@ -33,6 +33,7 @@ class RoundsCore(EngineCore):
         super().__init__(config, tables, pipeline, policy, reduction, seed)
         self.turns = Rounds(policy, self.gate)
         self.gate.waits = self.turns.explain
+        self._is_stuck = True  # whether turns may be left that could be taken, since a step was refused
 
     def _push(self, run: FrameRun, context: Context) -> Pushed | None:
         """Push the frame of a run of one, which is reduced, in rounds. None: it has to be audited.
@@ -42,11 +43,12 @@ class RoundsCore(EngineCore):
         rounds, frame = self.turns, run.only
         assert frame is not None
         worker, turn, is_stale = rounds.place(frame)  # before anything changes
-        step = self.gate.global_step
-        if (problem := self._advance(context)) is not None:
-            return Pushed(run, 0, 0, context, full=problem)
-        if self.gate.global_step != step:
-            worker, turn, is_stale = rounds.place(frame)
+        if self._is_stuck:
+            step = self.gate.global_step
+            if (problem := self._advance(context)) is not None:
+                return Pushed(run, 0, 0, context, full=problem)
+            if self.gate.global_step != step:
+                worker, turn, is_stale = rounds.place(frame)
         frame = self._trained(frame, turn)
         if is_stale:
             frame = frame.audited()  # as in EngineCore._push
@@ -84,6 +86,7 @@ class RoundsCore(EngineCore):
     def _advance(self, context: Context) -> PenstockError | None:
         """Take all turns that can be taken, and step where all are. Returns the error that prevents the next one."""
         rounds, gate = self.turns, self.gate
+        self._is_stuck = True
         try:
             while True:
                 if gate.is_due():
@@ -94,6 +97,7 @@ class RoundsCore(EngineCore):
                 elif rounds.is_absent:
                     rounds.pass_over()
                 else:
+                    self._is_stuck = False
                     return None
         except PenstockError as error:
             if self.failure.error is not None:
@@ -118,7 +122,8 @@ class RoundsCore(EngineCore):
         except BaseException as error:
             self.fail(error)
             raise
-        context.counters.dropped.update(added.dropped)
+        if added.dropped:
+            context.counters.dropped.update(added.dropped)
         self.turns.enter_head()
 
     def contributed(self) -> dict[str, int]:
@@ -154,6 +159,7 @@ class RoundsCore(EngineCore):
     def _open_early(self, context: Context) -> Pushed:
         gate, rounds = self.gate, self.turns
         self.check_ready()
+        self._is_stuck = True  # those of the steps after this one
         assert rounds.first_step is not None
         if rounds.first_step > gate.global_step:  # no worker has a frame for the steps before
             gate.global_step, gate.num_accumulated = rounds.first_step, 0

@@ -243,7 +243,9 @@ def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeyp
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_an_engine_and_a_client_say_what_to_pass_to_another_process(copied):
-    with pytest.raises(ps.UsageError, match=r"^cannot pickle or copy Engine.*: Engine.save writes it, Engine.restore reads"):
+    with pytest.raises(
+        ps.UsageError, match=r"^cannot pickle or copy Engine.*: Engine.save writes it, Engine.restore reads"
+    ):
         copied(engine_of())
     with pytest.raises(ps.UsageError, match=r"^cannot pickle or copy a Client: connect in the other process"):
         copied(ps.connect("grpc://127.0.0.1:8815"))
