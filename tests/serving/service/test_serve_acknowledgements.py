@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -13,6 +14,7 @@ import penstock as ps
 from penstock.checkpoint.incremental import Saver
 from penstock.serving.flight import connect
 from penstock.serving.flight.messages import Ack, PutRequest, decoded
+from penstock.serving.service import put_streams
 
 FRAMES = [frame(n, step=n) for n in range(6)]
 PLAIN = [frame(n) for n in range(6)]
@@ -169,3 +171,17 @@ def test_names_of_streams_that_are_no_text_are_refused():
 def test_a_client_ignores_what_it_does_not_know_and_does_without_counts():
     message = {"position": 7, "durable": True, "step": 40, "closing": False}
     assert Ack.of({"ack": {**message, "weather": "fine"}}) == Ack(7, True, 40)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.0001, 0.003])
+def test_the_last_acknowledgement_is_sent_whenever_a_stream_ends(monkeypatch, pause_s):
+    monkeypatch.setattr(put_streams, "ACK_PAUSE_S", 0.002)
+    for count in range(60):
+        sent = []
+        with put_streams.Acks(sent.append) as acks:
+            for position in range(1, count % 4 + 2):
+                acks.put(Ack(position, False, 0))
+                time.sleep(pause_s)
+        positions = [decoded(message, "it")["ack"]["position"] for message in sent]
+        assert positions[-1] == count % 4 + 1
+        assert positions == sorted(set(positions))
