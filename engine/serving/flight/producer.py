@@ -200,8 +200,8 @@ class Producer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        else:
-            self._drop()
+        else:  # what was sent before an error is written, and an interrupt waits for nothing
+            self._drop(drops=not issubclass(kind, Exception))
 
     # ---- inside
 
@@ -289,7 +289,8 @@ class Producer:
         while self._buffer and (number := next(iter(self._buffer))) <= self.acked.position:
             self._buffered_bytes -= self._buffer.pop(number).num_bytes
 
-    def _drop(self) -> None:
+    def _drop(self, drops: bool = True) -> None:
+        """End the stream. drops : without the frames that are not written yet"""
         if self._connection.is_forked:
             return
         stream, self._stream = self._stream, None
@@ -299,7 +300,7 @@ class Producer:
             ):  # a service that reads no further does not notice the end of the stream
                 with suppress(PenstockError):
                     self._connection.act_once("leave", GRACE_S, contributor=self._contributor, stream=self._process)
-            stream.close()
+            stream.close(drops)
             self._release(stream)  # its last message may have arrived while it was closed
 
 
@@ -408,11 +409,11 @@ class _PutStream:
             self._writer.close()
             raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
 
-    def close(self) -> None:
-        """Close the stream; drop messages that were not sent."""
+    def close(self, drops: bool = True) -> None:
+        """Close the stream. drops : frames that are not written yet"""
         # Its errors are the reason for closing it. The service drops a frame that was truncated here.
         with suppress(flight.FlightError, pa.ArrowException, OSError):
-            self.end(drops=True)
+            self.end(drops)
         for thread in self._threads:  # the writer's end waits for the reader
             thread.join(GRACE_S)
             if thread.is_alive():  # the service has stopped to answer
